@@ -1,0 +1,179 @@
+"""Multi-head attention whose score function is chosen by name: the eleven of the paper and their ablations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Similarity = Literal["cosine", "dot", "additive"]
+Normalise = Literal["both", "query", "key", "none"]
+Squaring = Literal["cosine", "absolute", "squared", "temperature_squared"]
+
+NORMALISE: tuple[Normalise, ...] = get_args(Normalise)
+SQUARING: tuple[Squaring, ...] = get_args(Squaring)
+
+# Below this squared length a vector has no direction: it is left (nearly) zero, so its scores are 0 and never NaN.
+SMALLEST_SQUARED_NORM = 1e-12
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a score function's name stands for."""
+
+    similarity: Similarity
+    squaring: Squaring = "cosine"
+    scaled: bool = False  # divide the dot product by sqrt(head width)
+    biased: bool = False  # projections with bias
+    mixed: bool = False  # the second half of the heads scores with the scaled dot product
+    crossed: bool = False  # keys and values come from a second token stream
+
+
+# The paper leaves two of these open. Its "self-attention" is read as the stock multi-head layer: scaled dot product and
+# projections with bias. Its "mixed self-attention with cosine squared" is read as one layer in which half of the heads
+# score with cosine squared and half with the scaled dot product.
+VARIANTS: dict[str, Variant] = {
+    "cosine_squared": Variant("cosine", "squared"),
+    "cosine": Variant("cosine"),
+    "scaled_dot_product": Variant("dot", scaled=True),
+    "dot_product": Variant("dot"),
+    "additive": Variant("additive"),
+    "self_attention": Variant("dot", scaled=True, biased=True),
+    "mixed_cosine_squared": Variant("cosine", "squared", mixed=True),
+    "cross_scaled_dot_product": Variant("dot", scaled=True, crossed=True),
+    "cross_cosine_squared": Variant("cosine", "squared", crossed=True),
+    "cross_cosine": Variant("cosine", crossed=True),
+    "cross_additive": Variant("additive", crossed=True),
+}
+
+
+class MultiHeadAttention(nn.Module):
+    """Tokens in, tokens out; `context` holds the keys' and values' tokens of the cross variants."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        attention: str = "cosine_squared",
+        normalise: Normalise = "both",
+        squaring: Squaring | None = None,
+    ) -> None:
+        super().__init__()
+        self.variant = VARIANTS[attention]
+        self.heads = heads
+        self.project = nn.Linear(width, 3 * width, bias=self.variant.biased)  # queries, keys, values in one product
+        self.output = nn.Linear(width, width, bias=self.variant.biased)
+        self.score = _score_function(self.variant, heads, width // heads, normalise, squaring)
+
+    def forward(self, tokens: Tensor, context: Tensor | None = None) -> Tensor:
+        queries, keys, values = self._projections(tokens, context)  # (n, heads, tokens, width / heads) each
+        weights = torch.softmax(self.score(queries, keys), dim=-1)  # (n, heads, tokens, tokens)
+        merged = (weights @ values).transpose(1, 2).flatten(2)
+        mixed: Tensor = self.output(merged)
+        return mixed
+
+    def _projections(self, tokens: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        if context is None:
+            queries, keys, values = self.project(tokens).chunk(3, dim=-1)
+        else:
+            width = tokens.shape[-1]
+            queries = F.linear(tokens, self.project.weight[:width])
+            keys, values = F.linear(context, self.project.weight[width:]).chunk(2, dim=-1)
+        return self._split(queries), self._split(keys), self._split(values)
+
+    def _split(self, tokens: Tensor) -> Tensor:
+        count, width = tokens.shape[1:]
+        return tokens.reshape(-1, count, self.heads, width // self.heads).transpose(1, 2)
+
+
+class CosineScore(nn.Module):
+    """Score by the angle between query and key, and by nothing else unless normalisation is taken away."""
+
+    def __init__(self, heads: int, normalise: Normalise, squaring: Squaring) -> None:
+        super().__init__()
+        self.normalise = normalise
+        self.squaring = squaring
+        if squaring == "temperature_squared":
+            # One learnable temperature a head, kept positive by its logarithm; 0 starts it as plain cosine squared.
+            self.log_temperature = nn.Parameter(torch.zeros(heads, 1, 1))
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        if self.normalise in ("both", "query"):
+            queries = unit(queries)
+        if self.normalise in ("both", "key"):
+            keys = unit(keys)
+        cosine = queries @ keys.transpose(-2, -1)
+        if self.squaring == "cosine":
+            return cosine
+        if self.squaring == "absolute":
+            return cosine.abs()
+        if self.squaring == "squared":
+            return cosine * cosine
+        return cosine * cosine * torch.exp(-self.log_temperature)
+
+
+class DotScore(nn.Module):
+    """Score by the inner product, magnitude and angle together."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return (queries * self.scale) @ keys.transpose(-2, -1)
+
+
+class AdditiveScore(nn.Module):
+    """Score by w . tanh(W_q q + W_k k + b), with weights of its own for every head."""
+
+    def __init__(self, heads: int, head_width: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(head_width)
+        self.query_weight = nn.Parameter(torch.empty(heads, head_width, head_width).uniform_(-bound, bound))
+        self.key_weight = nn.Parameter(torch.empty(heads, head_width, head_width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(heads, 1, head_width))
+        self.score_weight = nn.Parameter(torch.empty(heads, 1, head_width, 1).uniform_(-bound, bound))
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        query_part = (queries @ self.query_weight + self.bias).unsqueeze(-2)  # (n, heads, tokens, 1, head width)
+        key_part = (keys @ self.key_weight).unsqueeze(-3)  # (n, heads, 1, tokens, head width)
+        return (torch.tanh(query_part + key_part) @ self.score_weight).squeeze(-1)
+
+
+class MixedScore(nn.Module):
+    """The first half of the heads scores with one function, the rest with another."""
+
+    def __init__(self, first: nn.Module, second: nn.Module, first_heads: int) -> None:
+        super().__init__()
+        self.first = first
+        self.second = second
+        self.first_heads = first_heads
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        split = self.first_heads
+        first = self.first(queries[:, :split], keys[:, :split])
+        second = self.second(queries[:, split:], keys[:, split:])
+        return torch.cat([first, second], dim=1)
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Vectors scaled to length 1; a zero vector stays zero."""
+    squared_norm = (vectors * vectors).sum(dim=-1, keepdim=True)
+    return vectors * torch.rsqrt(squared_norm.clamp_min(SMALLEST_SQUARED_NORM))
+
+
+def _score_function(
+    variant: Variant, heads: int, head_width: int, normalise: Normalise, squaring: Squaring | None
+) -> nn.Module:
+    scaled_dot = DotScore(1 / math.sqrt(head_width))
+    if variant.similarity == "additive":
+        return AdditiveScore(heads, head_width)
+    if variant.similarity == "dot":
+        return scaled_dot if variant.scaled else DotScore(1.0)
+    cosine_heads = heads // 2 if variant.mixed else heads
+    cosine = CosineScore(cosine_heads, normalise, squaring or variant.squaring)
+    return MixedScore(cosine, scaled_dot, cosine_heads) if variant.mixed else cosine

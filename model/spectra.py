@@ -1,0 +1,163 @@
+"""Wavelengths: their units, bad bands, and how a scene's bands meet a bundle's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Wavelengths = NDArray[np.float64]
+
+NM_PER_UNIT = {
+    "nanometers": 1.0,
+    "nanometer": 1.0,
+    "nm": 1.0,
+    "micrometers": 1000.0,
+    "micrometer": 1000.0,
+    "microns": 1000.0,
+    "micron": 1000.0,
+    "um": 1000.0,
+    "\N{MICRO SIGN}m": 1000.0,
+    "\N{GREEK SMALL LETTER MU}m": 1000.0,
+    "millimeters": 1e6,
+    "mm": 1e6,
+    "angstroms": 0.1,
+}
+# No imager sees 100 nm, and none reaches 100 um: a number above is in nm, one below in um.
+NM_ABOVE = 100.0
+# A gap wider than this many usual band spacings (a water band cut out, say) is not bridged by interpolation.
+WIDEST_GAP_SPACINGS = 4.0
+
+_NAMED_WAVELENGTH = re.compile(
+    r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>" + "|".join(sorted(NM_PER_UNIT, key=len, reverse=True)) + r")\b",
+    re.IGNORECASE,
+)
+
+
+class BandMismatch(ValueError):
+    """A scene's bands cannot stand for a bundle's."""
+
+
+@dataclass(frozen=True)
+class BandMatch:
+    """How a scene's good bands become a bundle's: taken as they are, or weighted sums of neighbours."""
+
+    kind: Literal["same", "resampled", "by count"]
+    bands: NDArray[np.int64]  # places among the scene's good bands
+    weights: NDArray[np.float32] | None  # (len(bands), bundle bands) where resampled
+
+
+def to_nm(values: Sequence[float], unit: str | None) -> Wavelengths | None:
+    """Wavelengths in nm, or None where the numbers cannot be wavelengths."""
+    numbers = np.asarray(values, np.float64)
+    if numbers.size == 0 or not np.isfinite(numbers).all() or (numbers <= 0).any():
+        return None
+    factor = NM_PER_UNIT.get((unit or "").strip().lower())
+    if factor is None:
+        factor = 1.0 if numbers.max() > NM_ABOVE else 1000.0
+    return numbers * factor
+
+
+def from_band_names(names: Sequence[str | None]) -> Wavelengths | None:
+    """Wavelengths in nm that stand in band names, as in `band 7 (0.5436 Micrometers)`; None unless all have one."""
+    found = [_NAMED_WAVELENGTH.search(name or "") for name in names]
+    if not found or not all(found):
+        return None
+    return np.array([float(m["number"]) * NM_PER_UNIT[m["unit"].lower()] for m in found if m])
+
+
+def parse_list(text: str) -> list[float]:
+    """The numbers of `{1, 2, 3}`, or of lines and commas."""
+    return [float(part) for part in re.split(r"[,\s]+", text.strip().strip("{}").strip()) if part]
+
+
+def spacing_nm(wavelengths_nm: Wavelengths) -> float:
+    """The usual distance between neighbouring bands."""
+    return float(np.median(np.diff(np.sort(wavelengths_nm)))) if len(wavelengths_nm) > 1 else 10.0
+
+
+def match_bands(
+    scene_nm: Wavelengths | None,
+    scene_bands: int,
+    bundle_nm: Wavelengths | None,
+    bundle_bands: int,
+    bundle_fwhm_nm: Wavelengths | None = None,
+) -> BandMatch:
+    """Same wavelengths within half a spacing; else resampled; else, where neither side has any, equal counts."""
+    if scene_nm is None or bundle_nm is None:
+        return _match_by_count(scene_nm, scene_bands, bundle_nm, bundle_bands)
+    distance = np.abs(scene_nm[None, :] - bundle_nm[:, None])  # (bundle bands, scene bands)
+    nearest = distance.argmin(axis=1)
+    half_spacing = min(spacing_nm(scene_nm), spacing_nm(bundle_nm)) / 2
+    if (distance.min(axis=1) <= half_spacing).all() and len(set(nearest)) == len(nearest):
+        return BandMatch("same", nearest.astype(np.int64), None)
+    _require_cover(scene_nm, bundle_nm, distance)
+    weights = _resampling_weights(scene_nm, bundle_nm, bundle_fwhm_nm)
+    used = np.flatnonzero(weights.any(axis=1))
+    return BandMatch("resampled", used, weights[used].astype(np.float32))
+
+
+def _match_by_count(
+    scene_nm: Wavelengths | None, scene_bands: int, bundle_nm: Wavelengths | None, bundle_bands: int
+) -> BandMatch:
+    if scene_nm is None and bundle_nm is not None:
+        raise BandMismatch(
+            f"the scene has {scene_bands} bands without wavelengths; the bundle needs {_described(bundle_nm)}: "
+            "write the wavelengths into the file's header or band metadata"
+        )
+    if bundle_nm is None and scene_nm is not None and scene_bands != bundle_bands:
+        raise BandMismatch(
+            f"the scene has {_described(scene_nm)}; the bundle was trained on {bundle_bands} bands without "
+            "wavelengths: map a scene with the same bands, or train again with --wavelengths"
+        )
+    if scene_bands != bundle_bands:
+        raise BandMismatch(
+            f"the scene has {scene_bands} bands and the bundle {bundle_bands}, and neither has wavelengths to match "
+            "them by: map a scene with the same bands"
+        )
+    return BandMatch("by count", np.arange(scene_bands), None)
+
+
+def _require_cover(scene_nm: Wavelengths, bundle_nm: Wavelengths, distance: NDArray[np.float64]) -> None:
+    usual = spacing_nm(scene_nm)
+    above = np.where(scene_nm[None, :] >= bundle_nm[:, None], distance, np.inf).min(axis=1)
+    below = np.where(scene_nm[None, :] <= bundle_nm[:, None], distance, np.inf).min(axis=1)
+    covered = (above + below <= WIDEST_GAP_SPACINGS * usual) | (distance.min(axis=1) <= usual / 2)
+    if not covered.all():
+        missing = bundle_nm[~covered]
+        raise BandMismatch(
+            f"the scene has {_described(scene_nm)} and the bundle {_described(bundle_nm)}; the scene does not cover "
+            f"{len(missing)} of them, the first at {missing[0]:.1f} nm: use a bundle trained on this sensor's range"
+        )
+
+
+def _resampling_weights(
+    scene_nm: Wavelengths, bundle_nm: Wavelengths, bundle_fwhm_nm: Wavelengths | None
+) -> NDArray[np.float64]:
+    """Weights (scene bands, bundle bands) that sum to 1: linear between neighbours, or the bundle's wider response."""
+    order = np.argsort(scene_nm, kind="stable")
+    ordered = scene_nm[order]
+    right = np.clip(np.searchsorted(ordered, bundle_nm), 1, max(len(ordered) - 1, 1))
+    weights = np.zeros((len(scene_nm), len(bundle_nm)))
+    for band, wavelength in enumerate(bundle_nm):
+        if bundle_fwhm_nm is not None and bundle_fwhm_nm[band] > 2 * spacing_nm(scene_nm):
+            sigma = bundle_fwhm_nm[band] / 2.3548  # of a Gaussian with that full width at half maximum
+            response = np.exp(-0.5 * ((scene_nm - wavelength) / sigma) ** 2)
+            response[response < 1e-3] = 0
+            weights[:, band] = response / response.sum()
+        elif len(ordered) == 1:
+            weights[0, band] = 1
+        else:
+            low, high = ordered[right[band] - 1], ordered[right[band]]
+            share = float(np.clip((wavelength - low) / (high - low), 0, 1))
+            weights[order[right[band] - 1], band] = 1 - share
+            weights[order[right[band]], band] = share
+    return weights
+
+
+def _described(wavelengths_nm: Wavelengths) -> str:
+    return f"{len(wavelengths_nm)} bands from {wavelengths_nm.min():.0f} to {wavelengths_nm.max():.0f} nm"

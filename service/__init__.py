@@ -1,0 +1,1 @@
+"""The service: mapping, jobs, HTTP and the command line."""

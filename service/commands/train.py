@@ -1,0 +1,97 @@
+"""`hyperscene train`: a scene and a few labels in, a bundle out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+from model.architecture import HEADS, POSITIONS
+from model.attention import NORMALISE, SQUARING, VARIANTS
+from service.cli import DONE, INTERRUPTED
+from service.progress import Progress
+from training.evaluate import score_table
+from training.fit import RECIPES, EpochReport
+from training.splits import SPLITS
+from training.train import TrainOptions, train
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `hyperscene train`; those of the network are the paper's ablations."""
+    defaults = {field.name: field.default for field in fields(TrainOptions)}
+    parser.set_defaults(
+        **{name: value for name, value in defaults.items() if name not in ("scene", "labels", "output")}
+    )
+
+    data = parser.add_argument_group("data")
+    data.add_argument("--scene", type=Path, required=True, metavar="S", help="GeoTIFF, ENVI, .mat or .npy")
+    data.add_argument(
+        "--labels", type=Path, required=True, metavar="L",
+        help="raster on the scene's grid, .mat, .npy, or polygons (.gpkg, .geojson, .shp)",
+    )  # fmt: skip
+    data.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="B", help="the bundle to write, an .onnx file"
+    )
+    data.add_argument("--name", help="the bundle's name (its file's name)")
+    data.add_argument(
+        "--classes", metavar="NAMES",
+        help="a,b,c or 1=a,2=b in the order of the label values, with ' #rrggbb' for a colour; or a file, one a line",
+    )  # fmt: skip
+    data.add_argument("--class-field", metavar="F", help="the polygons' field that holds the class")
+    data.add_argument("--variable", help="the cube's variable in a .mat file with several")
+    data.add_argument("--label-variable", help="the labels' variable in a .mat file with several")
+    data.add_argument("--wavelengths", type=Path, metavar="FILE", help="one wavelength a band, for files without")
+    data.add_argument("--nan-is-nodata", action="store_true", help="leave pixels with NaN out instead of refusing them")
+
+    learning = parser.add_argument_group("learning")
+    learning.add_argument("--recipe", choices=RECIPES, help="(%(default)s)")
+    learning.add_argument("--epochs", type=int, metavar="N", help="(the recipe's)")
+    learning.add_argument("--batch", type=int, metavar="N", help="(the recipe's)")
+    learning.add_argument("--fraction", type=float, help="share of each class to train on (%(default)s)")
+    learning.add_argument("--val-fraction", type=float, help="share of each class to validate on (%(default)s)")
+    learning.add_argument("--split", choices=SPLITS, help="spatial: no patch shared by train and test (%(default)s)")
+    learning.add_argument("--seed", type=int, help="(%(default)s)")
+    learning.add_argument("--device", choices=("auto", "cpu", "cuda"), help="(%(default)s)")
+    learning.add_argument("--resume", action="store_true", help="go on from the checkpoint beside the output")
+
+    network = parser.add_argument_group("network")
+    network.add_argument("--attention", choices=VARIANTS, metavar="NAME", help=f"{', '.join(VARIANTS)} (%(default)s)")
+    network.add_argument("--head", choices=HEADS, help="which tokens answer (%(default)s)")
+    network.add_argument("--spectral-path", action="store_true", help="start from a logistic regression per pixel")
+    network.add_argument("--normalise", choices=NORMALISE, help="which of query and key have length 1 (%(default)s)")
+    network.add_argument("--squaring", choices=SQUARING, help="what becomes of the cosine (the attention's own)")
+    network.add_argument("--positions", choices=POSITIONS, help="(%(default)s)")
+    network.add_argument("--patch", type=int, metavar="PX", help="(%(default)s)")
+    network.add_argument("--width", type=int, metavar="N", help="(%(default)s)")
+    network.add_argument("--depth", type=int, metavar="N", help="(%(default)s)")
+    network.add_argument("--heads", type=int, metavar="N", help="(%(default)s)")
+    network.add_argument("--mlp-width", type=int, metavar="N", help="(%(default)s)")
+    network.add_argument("--dropout", type=float, metavar="P", help="(%(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train, and end with the table of scores."""
+    asked = TrainOptions(**{field.name: getattr(options, field.name) for field in fields(TrainOptions)})
+    epochs = asked.epochs or RECIPES[asked.recipe].epochs
+    finished = 0
+    with Progress(epochs, "training") as progress:
+
+        def show(epoch: EpochReport) -> None:
+            nonlocal finished
+            finished = epoch.epoch
+            validated = "" if epoch.validation_oa is None else f" validation OA {100 * epoch.validation_oa:.1f}"
+            progress.advance_to(epoch.epoch, f"loss {epoch.loss:.3f}{validated}")
+
+        try:
+            trained = train(asked, show, progress.say)
+        except KeyboardInterrupt:
+            if asked.checkpoint.exists():
+                progress.say(f"stopped after epoch {finished} of {epochs}; the same command with --resume goes on")
+            else:
+                progress.say("stopped before the first epoch was done; nothing was written")
+            return INTERRUPTED
+    print(score_table(trained.scores))
+    print(f"{asked.output}: {asked.output.stat().st_size / 1e6:.2f} MB, self-check passed")
+    sys.stdout.flush()
+    return DONE

@@ -1,0 +1,1 @@
+"""Mapping as a library: scene in, rasters out; no server needed."""

@@ -1,0 +1,1 @@
+"""From a labelled scene to a bundle."""

@@ -1,0 +1,76 @@
+"""Arrays in .npy and MATLAB .mat files (v5 and v7.3), found by their shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.errors import SceneUnreadable
+
+HDF5_MAGIC = b"\x89HDF"
+MAT_73_HEADER_BYTES = 512  # MATLAB puts its own text before the HDF5 signature
+
+
+def read_array(
+    path: Path, variable: str | None, option: str, wanted: str, fits: Callable[[tuple[int, ...]], bool]
+) -> NDArray[Any]:
+    """The one numeric array whose shape fits; `option` names the variable where several do."""
+    found = _read_all(path)
+    if variable is not None:
+        if variable not in found:
+            raise SceneUnreadable(
+                f"{path.name} has no variable {variable!r}; it holds {_listed(found)}: choose with {option}"
+            )
+        found = {variable: found[variable]}
+    fitting = {name: array for name, array in found.items() if fits(array.shape)}
+    if not fitting:
+        raise SceneUnreadable(f"{path.name} holds no {wanted}; it holds {_listed(found)}")
+    if len(fitting) > 1:
+        raise SceneUnreadable(
+            f"{path.name} holds several arrays that could be the {wanted}, {_listed(fitting)}: choose with {option}"
+        )
+    return next(iter(fitting.values()))
+
+
+def _read_all(path: Path) -> dict[str, NDArray[Any]]:
+    """Numeric arrays by name, in MATLAB's order of dimensions, without those of length 1 at the end."""
+    if not path.is_file():
+        raise SceneUnreadable(f"there is no file {path}: check the path")
+    try:
+        if path.suffix.lower() == ".npy":
+            found = {path.stem: np.load(path, allow_pickle=False)}
+        elif _is_hdf5(path):
+            found = _read_mat_73(path)
+        else:
+            found = _read_mat_5(path)
+    except (ValueError, OSError, TypeError, KeyError, EOFError, NotImplementedError) as error:
+        raise SceneUnreadable(f"{path.name} cannot be read ({error}): save it again as .mat or .npy") from error
+    return {name: array for name, array in found.items() if array.dtype.kind in "biuf"}
+
+
+def _is_hdf5(path: Path) -> bool:
+    with path.open("rb") as file:
+        start = file.read(MAT_73_HEADER_BYTES + 4)
+    return start[:4] == HDF5_MAGIC or start[MAT_73_HEADER_BYTES:] == HDF5_MAGIC
+
+
+def _read_mat_5(path: Path) -> dict[str, NDArray[Any]]:
+    from scipy.io import loadmat
+
+    return {name: value for name, value in loadmat(path).items() if isinstance(value, np.ndarray)}
+
+
+def _read_mat_73(path: Path) -> dict[str, NDArray[Any]]:
+    import h5py
+
+    with h5py.File(path) as file:
+        # HDF5 keeps MATLAB's column-major arrays with their axes turned round.
+        return {name: value[()].T for name, value in file.items() if isinstance(value, h5py.Dataset)}
+
+
+def _listed(arrays: dict[str, NDArray[Any]]) -> str:
+    return ", ".join(f"{name} {' x '.join(map(str, array.shape))}" for name, array in arrays.items()) or "no numbers"

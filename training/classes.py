@@ -1,0 +1,135 @@
+"""Class names and colours: from the labels' file, from `--classes`, or made up."""
+
+from __future__ import annotations
+
+import colorsys
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from service.errors import LabelsUnusable
+
+GOLDEN_ANGLE = 0.381966  # of a turn; successive hues lie far apart however many there are
+
+
+@dataclass(frozen=True)
+class ClassEntry:
+    """One class: its value in the labels' file, its name, and a colour as #rrggbb."""
+
+    value: int
+    name: str
+    color: str
+
+
+@dataclass(frozen=True)
+class FileLegend:
+    """What a labels' file itself says of its classes; either part may be empty."""
+
+    names: Mapping[int, str]
+    colors: Mapping[int, str]
+
+
+def make_legend(values: Sequence[int], in_file: FileLegend, given: str | None) -> tuple[ClassEntry, ...]:
+    """One entry for every value that occurs, by ascending value; `given` is the text of `--classes`."""
+    names = dict(in_file.names)
+    colors = dict(in_file.colors)
+    if given is not None:
+        given_names, given_colors = parse_classes(given, values)
+        names, colors = dict(given_names), colors | given_colors
+        for value in sorted(set(names) - set(values)):
+            raise LabelsUnusable(
+                f"class {names[value]!r} (value {value}) of --classes has no labelled pixel: label some, or take it out"
+            )
+        for value in sorted(set(values) - set(names)):
+            raise LabelsUnusable(f"the labels hold the value {value}, which --classes does not name: add it")
+    entries = [
+        ClassEntry(value, names.get(value) or f"class {value}", colors.get(value) or distinct_color(place))
+        for place, value in enumerate(values)
+    ]
+    seen = [entry.name for entry in entries]
+    for name in seen:
+        if seen.count(name) > 1:
+            raise LabelsUnusable(f"two classes are called {name!r}: give each its own name with --classes")
+    return tuple(entries)
+
+
+def parse_classes(given: str, values: Sequence[int]) -> tuple[dict[int, str], dict[int, str]]:
+    """Names and colours of `roof,pavement`, of `1=roof #d73027,2=pavement`, or of a file with one such entry a line."""
+    path = Path(given)
+    is_file = "," not in given and "=" not in given and path.is_file()
+    text = path.read_text(encoding="utf-8") if is_file else given
+    parts = [part.strip() for part in (text.splitlines() if is_file else text.split(","))]
+    entries = [_parse_entry(part) for part in parts if part]
+    if not entries:
+        raise LabelsUnusable("--classes names no class: write names separated by commas, or a file with one a line")
+    if all(value is None for value, _, _ in entries):
+        entries = _numbered(entries, values)
+    if any(value is None for value, _, _ in entries):
+        raise LabelsUnusable("--classes gives values to some names only: write value=name for all of them or for none")
+    names = {value: name for value, name, _ in entries if value is not None}
+    if len(names) < len(entries):
+        raise LabelsUnusable("--classes names one value twice: give every value one name")
+    return names, {value: color for value, _, color in entries if value is not None and color}
+
+
+Entry = tuple[int | None, str, str | None]
+
+
+def _parse_entry(text: str) -> Entry:
+    match = re.fullmatch(r"(?:(\d+)\s*=\s*)?(.*?)(?:\s+(#[0-9a-fA-F]{6}))?", text)
+    assert match is not None  # the pattern takes any text
+    value, name, color = match.groups()
+    return (int(value) if value else None), name.strip(), color
+
+
+def _numbered(entries: list[Entry], values: Sequence[int]) -> list[Entry]:
+    """Plain names stand for the values that occur, in order; more of them stand for 1, 2, 3 and so on."""
+    if len(entries) == len(values):
+        numbers = list(values)
+    elif max(values) <= len(entries):
+        numbers = list(range(1, len(entries) + 1))
+    else:
+        raise LabelsUnusable(
+            f"--classes has {len(entries)} names for {len(values)} label values ({', '.join(map(str, values))}): "
+            "give one for each, or write value=name"
+        )
+    return [(number, name, color) for number, (_, name, color) in zip(numbers, entries, strict=True)]
+
+
+def distinct_color(place: int) -> str:
+    """A colour that differs from its neighbours' by hue and, every other time, by lightness."""
+    red, green, blue = colorsys.hls_to_rgb((0.33 + place * GOLDEN_ANGLE) % 1, (0.42, 0.62)[place % 2], 0.65)
+    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
+
+
+def read_file_legend(path: Path, dataset: Any) -> FileLegend:
+    """Names and colours of a label raster: ENVI's list, GDAL's categories, a QGIS style, a colour table."""
+    names: dict[int, str] = {}
+    colors = _from_colormap(dataset)
+    header = dataset.tags(ns="ENVI") if dataset.driver == "ENVI" else dataset.tags()
+    if "class_names" in header:
+        listed = header["class_names"].strip("{}").split(",")
+        names = {value: name.strip() for value, name in enumerate(listed) if value > 0}
+    categories = path.with_name(path.name + ".aux.xml")
+    if categories.is_file():
+        found = [entry.text or "" for entry in ElementTree.parse(categories).iterfind(".//CategoryNames/Category")]
+        names |= {value: name for value, name in enumerate(found) if value > 0 and name}
+    style = path.with_suffix(".qml")
+    if style.is_file():
+        for entry in ElementTree.parse(style).iterfind(".//paletteEntry"):
+            value, label, color = entry.get("value", ""), entry.get("label"), entry.get("color")
+            if value.isdigit() and int(value) > 0:
+                names |= {int(value): label} if label else {}
+                colors |= {int(value): color} if color else {}
+    return FileLegend(names, colors)
+
+
+def _from_colormap(dataset: Any) -> dict[int, str]:
+    try:
+        table = dataset.colormap(1)
+    except ValueError:  # rasterio's way to say that there is none
+        return {}
+    return {value: f"#{r:02x}{g:02x}{b:02x}" for value, (r, g, b, _) in table.items() if value > 0 and (r or g or b)}

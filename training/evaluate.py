@@ -1,0 +1,205 @@
+"""Scores: what a bundle answers for labelled pixels, and how often it is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.bundle import Bundle, Manifest, run_graph
+from model.spectra import BandMatch, match_bands
+from service.errors import LabelsUnusable
+from training.datasets import LabelledScene, load_labelled_scene
+from training.splits import split_labels
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+# Centres that share one window of the cube; the window's pixels are embedded once for all of them.
+TILE_PX = 32
+PATCHES_PER_CALL = 16
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Overall and average accuracy, kappa, and each class's share found (recall) and share right (precision)."""
+
+    pixels: int
+    overall_accuracy: float
+    average_accuracy: float
+    kappa: float
+    class_names: tuple[str, ...]
+    recall: tuple[float | None, ...]  # None: the class has no pixel to judge by
+    precision: tuple[float | None, ...]
+    class_pixels: tuple[int, ...]
+
+    def record(self) -> dict[str, Any]:
+        """The scores as they stand in a manifest and in `--json`."""
+        rows = zip(self.class_names, self.class_pixels, self.recall, self.precision, strict=True)
+        return {
+            "pixels": self.pixels,
+            "oa": round(self.overall_accuracy, 6),
+            "aa": round(self.average_accuracy, 6),
+            "kappa": round(self.kappa, 6),
+            "per_class": [
+                {"name": name, "pixels": pixels, "accuracy": _rounded(found), "precision": _rounded(right)}
+                for name, pixels, found, right in rows
+            ],
+        }
+
+
+def score(truth: NDArray[np.integer], found: NDArray[np.integer], class_names: tuple[str, ...]) -> Scores:
+    """Compare classes 1..K of the same pixels."""
+    classes = len(class_names)
+    confusion = np.zeros((classes, classes), np.int64)
+    np.add.at(confusion, (truth.astype(int) - 1, found.astype(int) - 1), 1)
+    total, right = int(confusion.sum()), np.diag(confusion)
+    of_class, as_class = confusion.sum(axis=1), confusion.sum(axis=0)
+    recall = [float(r / n) if n else None for r, n in zip(right, of_class, strict=True)]
+    precision = [float(r / n) if n else None for r, n in zip(right, as_class, strict=True)]
+    overall = float(right.sum() / total) if total else 0.0
+    by_chance = float((of_class * as_class).sum() / total**2) if total else 0.0
+    known = [value for value in recall if value is not None]
+    return Scores(
+        pixels=total,
+        overall_accuracy=overall,
+        average_accuracy=float(np.mean(known)) if known else 0.0,
+        kappa=(overall - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0,
+        class_names=class_names,
+        recall=tuple(recall),
+        precision=tuple(precision),
+        class_pixels=tuple(int(n) for n in of_class),
+    )
+
+
+def classify_pixels(
+    session: InferenceSession, cube: NDArray[np.float32], pixels: NDArray[np.int64], patch_px: int
+) -> NDArray[np.int64]:
+    """Classes 1..K of pixels (n, 2), each from the patch round it."""
+    half = patch_px // 2
+    found = np.zeros(len(pixels), np.int64)
+    tiles, tile_of = np.unique(pixels // TILE_PX, axis=0, return_inverse=True)
+    for number, tile in enumerate(tiles):
+        members = np.flatnonzero(tile_of == number)
+        # Half a patch more on every side; at the scene's edge the graph reflects as it would on the whole scene.
+        low = np.maximum(tile * TILE_PX - half, 0)
+        high = (tile + 1) * TILE_PX + half
+        window = np.ascontiguousarray(cube[low[0] : high[0], low[1] : high[1]])
+        for start in range(0, len(members), PATCHES_PER_CALL):
+            chosen = members[start : start + PATCHES_PER_CALL]
+            probabilities = run_graph(session, window, pixels[chosen] - low)
+            if probabilities.ndim == 4:  # every token answers; here the centre's is asked
+                probabilities = probabilities[:, half, half]
+            found[chosen] = probabilities.argmax(axis=-1) + 1
+    return found
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A bundle's scores on a labelled scene, and which pixels they speak of."""
+
+    scores: Scores
+    left_out: int  # training pixels
+
+    @property
+    def remark(self) -> str:
+        if self.left_out:
+            return f"{self.left_out} pixels that the bundle was trained on were left out"
+        return "no pixel was left out: the bundle was not trained on this scene with these labels"
+
+    def record(self) -> dict[str, Any]:
+        """The document of `--json`."""
+        return {**self.scores.record(), "training_pixels_left_out": self.left_out}
+
+
+def score_bundle(
+    bundle: Bundle,
+    scene_path: Path,
+    labels_path: Path,
+    *,
+    class_field: str | None = None,
+    variable: str | None = None,
+    label_variable: str | None = None,
+) -> Scored:
+    """Ask a bundle about every labelled pixel of a scene, except those it was trained on."""
+    manifest = bundle.manifest
+    scene = load_labelled_scene(
+        scene_path,
+        labels_path,
+        class_field=class_field,
+        variable=variable,
+        label_variable=label_variable,
+        nan_is_nodata=True,
+    )
+    truth = _bundle_classes(scene, manifest)
+    judged = truth > 0
+    trained = _training_pixels(scene, manifest)
+    judged[tuple(trained.T)] = False
+    pixels = np.argwhere(judged)
+    cube = _bundle_bands(scene, manifest)
+    found = classify_pixels(bundle.session, cube, pixels, manifest.patch_px)
+    return Scored(score(truth[judged], found, tuple(manifest.class_names)), len(trained))
+
+
+def _bundle_bands(scene: LabelledScene, manifest: Manifest) -> NDArray[np.float32]:
+    known = [None if nm is None else np.asarray(nm) for nm in (manifest.wavelengths_nm, manifest.fwhm_nm)]
+    match: BandMatch = match_bands(scene.wavelengths_nm, scene.cube.shape[-1], known[0], manifest.bands, known[1])
+    cube = scene.cube[..., match.bands]
+    if match.weights is not None:
+        cube = cube @ match.weights
+    return np.where(scene.valid[..., None], cube, np.array(manifest.nodata_fill, np.float32))
+
+
+def _bundle_classes(scene: LabelledScene, manifest: Manifest) -> NDArray[np.int64]:
+    """The scene's labels as the bundle counts its classes: by name, or by the values it was trained with."""
+    values = manifest.training.get("data", {}).get("label_values", [])
+    table = np.zeros(len(scene.legend) + 1, np.int64)
+    by_name = all(entry.name in manifest.class_names for entry in scene.legend)
+    for label, entry in enumerate(scene.legend, start=1):
+        if by_name:
+            table[label] = manifest.class_names.index(entry.name) + 1
+        elif entry.value in values:
+            table[label] = values.index(entry.value) + 1
+        else:
+            known = ", ".join(manifest.class_names)
+            raise LabelsUnusable(
+                f"the bundle knows no class {entry.name!r} (value {entry.value}), but {known}: "
+                "rename the classes, or use another bundle"
+            )
+    return table[scene.labels]
+
+
+def _training_pixels(scene: LabelledScene, manifest: Manifest) -> NDArray[np.int64]:
+    """The pixels the bundle learnt from, drawn again, where this is the scene and these are the labels."""
+    record = manifest.training
+    if record.get("data", {}).get("digest") != scene.digest:
+        return np.empty((0, 2), np.int64)
+    split = record["split"]
+    drawn = split_labels(
+        scene.labels, split["name"], split["fraction"], split["val_fraction"], record["seed"], manifest.patch_px
+    )
+    return drawn.train
+
+
+def score_table(scores: Scores) -> str:
+    """Scores for people: a line a class, then the three figures of the field."""
+    width = max(len("class"), *(len(name) for name in scores.class_names))
+    lines = [f"{'class':<{width}}  {'pixels':>8}  {'accuracy':>8}  {'precision':>9}"]
+    for name, pixels, found, right in zip(
+        scores.class_names, scores.class_pixels, scores.recall, scores.precision, strict=True
+    ):
+        lines.append(f"{name:<{width}}  {pixels:>8}  {_percent(found):>8}  {_percent(right):>9}")
+    overall = f"OA {100 * scores.overall_accuracy:.2f}  AA {100 * scores.average_accuracy:.2f}"
+    lines.append(f"{overall}  kappa {100 * scores.kappa:.2f}  (in %, {scores.pixels} test pixels)")
+    return "\n".join(lines)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f}"
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 6)

@@ -1,0 +1,168 @@
+"""From a trained network to a bundle: the graph, its parity with torch, the manifest, one file."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch.export import Dim
+
+from model.architecture import SceneClassifier, Transformer
+from model.bundle import (
+    DIGEST_KEY,
+    MANIFEST_KEY,
+    NO_DIGEST,
+    Bundle,
+    Check,
+    Manifest,
+    check_cube,
+    load_bundle,
+    open_session,
+    run_graph,
+    sealed,
+)
+from service.errors import BundleUnfaithful, OutputUnwritable
+from training.datasets import LabelledScene
+
+PROBABILITY_TOLERANCE = 1e-5
+# Where the two highest probabilities are nearer than this, either class may come first.
+TIE = 1e-4
+# Rows, cols and centres of the cubes that torch and ONNX Runtime are compared on: one pixel, one line, smaller than a
+# patch, exactly a patch, and larger; one centre and many.
+PARITY_CASES = ((16, 16, 1), (1, 1, 1), (1, 9, 4), (7, 5, 3), (16, 16, 9), (33, 21, 40))
+
+
+def export_graph(network: Transformer, scene: LabelledScene) -> onnx.ModelProto:
+    """The graph of SceneClassifier, compared with torch; raises where they differ."""
+    classifier = SceneClassifier(network, torch.from_numpy(scene.band_mean), torch.from_numpy(scene.band_std)).eval()
+    graph = _trace(classifier, network.config.bands)
+    _strip_origins(graph)
+    compare_with_torch(classifier, graph.SerializeToString())
+    return graph
+
+
+def _trace(classifier: SceneClassifier, bands: int) -> onnx.ModelProto:
+    # Sizes of 2 and more that differ: the exporter would take a 1, or two equal sizes, for a constant.
+    example = (torch.zeros(18, 19, bands), torch.tensor([[3, 4], [5, 6], [7, 8]]))
+    dynamic = {"cube": {0: Dim("rows"), 1: Dim("cols")}, "centers": {0: Dim("n")}}
+    with warnings.catch_warnings(), _quiet("torch.onnx"):
+        # torch 2.13's exporter meets a deprecation of its own (`isinstance(treespec, LeafSpec)`).
+        warnings.simplefilter("ignore", FutureWarning)
+        program = torch.onnx.export(
+            classifier,
+            example,
+            dynamo=True,
+            external_data=False,
+            input_names=["cube", "centers"],
+            output_names=["probabilities"],
+            dynamic_shapes=dynamic,
+            verbose=False,
+        )
+    assert program is not None
+    graph: onnx.ModelProto = program.model_proto
+    return graph
+
+
+def _strip_origins(graph: onnx.ModelProto) -> None:
+    """Take out where in whose source tree each node came from: half of the file's text, and nobody's business."""
+    del graph.metadata_props[:]
+    del graph.graph.metadata_props[:]
+    for part in (*graph.graph.node, *graph.graph.value_info, *graph.graph.input, *graph.graph.output):
+        part.doc_string = ""
+        del part.metadata_props[:]
+
+
+def compare_with_torch(classifier: SceneClassifier, content: bytes) -> None:
+    """Probabilities agree and so do classes, over cubes of many sizes."""
+    session = open_session(content, "the exported graph")
+    config = classifier.network.config
+    generator = np.random.default_rng(0)
+    for rows, cols, count in PARITY_CASES:
+        noise = generator.standard_normal((rows, cols, config.bands))
+        cube = (classifier.band_mean.numpy() + classifier.band_std.numpy() * noise).astype(np.float32)
+        centers = generator.integers(0, (rows, cols), (count, 2))
+        with torch.inference_mode():
+            expected = classifier(torch.from_numpy(cube), torch.from_numpy(centers)).numpy()
+        found = run_graph(session, cube, centers)
+        difference = float(np.abs(found - expected).max()) if found.shape == expected.shape else np.inf
+        first, second = np.moveaxis(np.sort(expected, axis=-1)[..., :-3:-1], -1, 0)
+        other_class = (found.argmax(axis=-1) != expected.argmax(axis=-1)) & (first - second > TIE)
+        if not difference <= PROBABILITY_TOLERANCE or other_class.any():
+            raise BundleUnfaithful(
+                f"the exported graph differs from torch by {difference:.1e} on a {rows} x {cols} cube; at most "
+                f"{PROBABILITY_TOLERANCE:.0e} is allowed, so nothing was written: please report the options you used"
+            )
+
+
+def write_bundle(
+    graph: onnx.ModelProto,
+    network: Transformer,
+    scene: LabelledScene,
+    name: str,
+    training: dict[str, Any],
+    output: Path,
+) -> Bundle:
+    """Add the manifest, seal the file, put it in place whole, and load it as serving will."""
+    manifest = _describe(graph.SerializeToString(), network, scene, name, training)
+    # One text for one manifest: the same training gives the same bytes.
+    onnx.helper.set_model_props(graph, {MANIFEST_KEY: manifest.model_dump_json(), DIGEST_KEY: NO_DIGEST})
+    unfinished = output.with_name(output.name + ".part")
+    try:
+        unfinished.write_bytes(sealed(graph.SerializeToString()))
+        load_bundle(unfinished)
+        unfinished.replace(output)
+    except OSError as error:
+        raise OutputUnwritable(f"{output} cannot be written ({error.strerror}): choose another folder") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return load_bundle(output)
+
+
+def _describe(
+    content: bytes, network: Transformer, scene: LabelledScene, name: str, training: dict[str, Any]
+) -> Manifest:
+    config = network.config
+    mean, std = scene.band_mean.tolist(), scene.band_std.tolist()
+    half = config.patch_px // 2
+    # Corner, edge and middle of a cube somewhat larger than a patch.
+    centers = [(0, 0), (half, 0), (half + 1, half)]
+    question = Check(seed=0, rows=config.patch_px + 3, cols=config.patch_px + 1, centers=centers, probabilities=[])
+    session = open_session(content, name)
+    answer = run_graph(session, check_cube(mean, std, question), np.array(centers, np.int64))
+    return Manifest(
+        name=name,
+        class_names=[entry.name for entry in scene.legend],
+        class_colors=[entry.color for entry in scene.legend],
+        wavelengths_nm=None if scene.wavelengths_nm is None else scene.wavelengths_nm.tolist(),
+        fwhm_nm=None if scene.fwhm_nm is None else scene.fwhm_nm.tolist(),
+        band_mean=mean,
+        band_std=std,
+        value_range=scene.value_range,
+        patch_px=config.patch_px,
+        attention=config.attention,
+        head=config.head,
+        architecture=asdict(config),
+        nodata_fill=mean,
+        training=training,
+        check=question.model_copy(update={"probabilities": np.round(answer, 7).astype(float).round(7).tolist()}),
+    )
+
+
+@contextmanager
+def _quiet(logger: str) -> Iterator[None]:
+    """Keep the exporter's remarks on packages it does not need off a user's terminal."""
+    found = logging.getLogger(logger)
+    level = found.level
+    found.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        found.setLevel(level)

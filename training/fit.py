@@ -1,0 +1,314 @@
+"""Fitting a network: recipes, augmentation, the training loop, and checkpoints to go on from."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from model.architecture import ModelConfig, Transformer, patch_indices
+from service.errors import OptionsUnusable
+from training.datasets import LabelledScene
+from training.splits import Pixels, Split
+
+# Attention matrices of 8 patches (8 x 4 heads x 256 x 256 floats) stay in a 32 MB L3 cache; those of 64 do not.
+# AMD EPYC, 2 cores, forward and backward: 40 patches/s at 64, 108 at 16, 110 at 8, 79 at 2.
+CPU_MICRO_BATCH = 8
+VALIDATIONS = 20  # times over a run that the validation pixels are looked at
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the network is trained. Zero switches a part off."""
+
+    name: str
+    epochs: int
+    batch: int
+    learning_rate: float
+    weight_decay: float
+    one_cycle: bool
+    symmetries: bool  # rotations and flips about the centre pixel
+    gain: float  # standard deviation of a patch's brightness factor
+    noise: float  # standard deviation of added noise, in standard deviations of a band
+    clip_norm: float = 1.0
+    label_smoothing: float = 0.05
+
+
+RECIPES = {
+    "paper": Recipe("paper", 50, 128, 3e-4, 2e-4, one_cycle=False, symmetries=False, gain=0.0, noise=0.0),
+    "strong": Recipe("strong", 60, 64, 1e-3, 0.02, one_cycle=True, symmetries=True, gain=0.1, noise=0.05),
+}
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What a progress bar shows after an epoch."""
+
+    epoch: int
+    epochs: int
+    loss: float
+    validation_oa: float | None
+    seconds: float
+
+
+class PatchSource:
+    """The standardised scene on the training device, from which patches are gathered."""
+
+    def __init__(self, scene: LabelledScene, patch_px: int, device: torch.device) -> None:
+        self.rows, self.cols, _ = scene.cube.shape
+        self.patch_px = patch_px
+        self.pixels = torch.from_numpy(scene.standardised()).flatten(0, 1).to(device)  # (rows * cols, bands)
+        # A brightness factor g turns a standardised value x into g x + (g - 1) mean / std.
+        self.mean_over_std = torch.from_numpy(scene.band_mean / scene.band_std).float().to(device)
+
+    def places(self, centers: Tensor, symmetry: Tensor | None = None) -> Tensor:
+        """Places (n, patch, patch) of the patches' pixels; `symmetry` picks one of the eight for each patch."""
+        if symmetry is None:
+            return patch_indices(centers, self.patch_px, self.rows, self.cols)
+        signs = torch.stack([1 - 2 * (symmetry & 1), 1 - (symmetry & 2)], dim=1)
+        places = patch_indices(centers, self.patch_px, self.rows, self.cols, signs)
+        return torch.where((symmetry & 4).bool()[:, None, None], places.transpose(1, 2), places)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Patches of one optimiser step, before their pixels are gathered."""
+
+    places: Tensor  # (n, patch, patch)
+    targets: Tensor  # (n,), or (n, patch, patch) for the head `token`; -1 is not supervised
+    gains: Tensor  # (n, 1, 1, 1)
+    noise_seed: int
+
+
+def fit(
+    scene: LabelledScene,
+    split: Split,
+    config: ModelConfig,
+    recipe: Recipe,
+    seed: int,
+    device: str = "auto",
+    checkpoint: Path | None = None,
+    resume: bool = False,
+    report: Callable[[EpochReport], None] = lambda _: None,
+) -> Transformer:
+    """Train a network; with `checkpoint`, every epoch ends with a file that `resume` goes on from."""
+    where = choose_device(device)
+    torch.manual_seed(seed)
+    network = Transformer(config)
+    if network.spectral_path is not None:
+        fit_spectral_path(network, scene, split.train)
+    network.to(where)
+    trainable = [weight for weight in network.parameters() if weight.requires_grad]
+    optimiser = torch.optim.AdamW(trainable, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    fingerprint = _fingerprint(scene, split, config, recipe, seed)
+    done = 0
+    if resume and checkpoint is not None:
+        done = _load(checkpoint, network, optimiser, fingerprint)
+    source = PatchSource(scene, config.patch_px, where)
+    targets = training_targets(scene, split).to(where)
+    centers = torch.from_numpy(split.train).to(where)
+    batches_per_epoch = -(-len(centers) // recipe.batch)
+    for epoch in range(done, recipe.epochs):
+        began = time.perf_counter()
+        network.train()
+        # Every draw of an epoch follows from the seed and the epoch, so a resumed run repeats the run it goes on with.
+        torch.manual_seed(seed * 1_000_003 + epoch)
+        losses = []
+        for number, batch in enumerate(draw_batches(source, centers, targets, config, recipe, where)):
+            step = epoch * batches_per_epoch + number
+            rate = learning_rate(recipe, step, recipe.epochs * batches_per_epoch)
+            losses.append(_update(network, optimiser, source, batch, recipe, rate))
+        validation_oa = None
+        if len(split.validation) and _is_due(epoch, recipe.epochs):
+            validation_oa = overall_accuracy(network, source, scene, split.validation)
+        if checkpoint is not None:
+            _save(checkpoint, network, optimiser, fingerprint, epoch + 1)
+        report(
+            EpochReport(epoch + 1, recipe.epochs, float(np.mean(losses)), validation_oa, time.perf_counter() - began)
+        )
+    return network.cpu().eval()
+
+
+def choose_device(device: str) -> torch.device:
+    """The torch device of an option: `auto` takes CUDA where there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise OptionsUnusable("--device cuda was asked for, but torch finds no CUDA device here: use --device cpu")
+    return torch.device(device)
+
+
+def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
+    """Constant, or one cycle: up over the first 30 % of the steps, down to almost nothing over the rest."""
+    if not recipe.one_cycle:
+        return recipe.learning_rate
+    rise = 0.3 * steps
+    if step < rise:
+        low, high, progress = recipe.learning_rate / 25, recipe.learning_rate, step / rise
+    else:
+        low, high, progress = recipe.learning_rate, recipe.learning_rate / 1e4, (step - rise) / (steps - rise)
+    return high + (low - high) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def training_targets(scene: LabelledScene, split: Split) -> Tensor:
+    """Classes 0..K-1 of the training pixels on the scene's grid, flattened; -1 elsewhere."""
+    targets = np.full(scene.labels.shape, -1, np.int64)
+    rows, cols = split.train.T
+    targets[rows, cols] = scene.labels[rows, cols].astype(np.int64) - 1
+    return torch.from_numpy(targets).flatten()
+
+
+def draw_batches(
+    source: PatchSource, centers: Tensor, targets: Tensor, config: ModelConfig, recipe: Recipe, device: torch.device
+) -> Iterator[Batch]:
+    """One epoch: every training pixel once, in random order, each in a patch of its own."""
+    order = torch.randperm(len(centers))
+    half = config.patch_px // 2
+    for chosen in order.split(recipe.batch):
+        count = len(chosen)
+        patch_centers = centers[chosen.to(device)]
+        if config.head == "token":
+            # The patch lies anywhere round the pixel, its mirror images included, with a centre on the scene.
+            shift = torch.randint(-half + 1, half, (count, 2)).to(device)
+            limit = torch.tensor([source.rows - 1, source.cols - 1], device=device)
+            patch_centers = (patch_centers + shift).clamp_min(0).minimum(limit)
+        symmetry = torch.randint(0, 8, (count,)).to(device) if recipe.symmetries else None
+        places = source.places(patch_centers, symmetry)
+        labels = targets[places] if config.head == "token" else targets[places[:, half, half]]
+        gains = 1 + recipe.gain * torch.randn(count, 1, 1, 1).to(device)
+        yield Batch(places, labels, gains, int(torch.randint(0, 2**31, (1,))))
+
+
+def _update(
+    network: Transformer,
+    optimiser: torch.optim.Optimizer,
+    source: PatchSource,
+    batch: Batch,
+    recipe: Recipe,
+    rate: float,
+) -> float:
+    """One optimiser step; the gradient is gathered over micro-batches and equals that of the whole batch."""
+    device = batch.places.device
+    micro = CPU_MICRO_BATCH if device.type == "cpu" else len(batch.places)
+    supervised = int((batch.targets >= 0).sum())
+    generator = torch.Generator(device).manual_seed(batch.noise_seed)
+    optimiser.zero_grad()
+    total = 0.0
+    for start in range(0, len(batch.places), micro):
+        part = slice(start, start + micro)
+        patches = source.pixels[batch.places[part]]  # (n, patch, patch, bands)
+        if recipe.gain:
+            gains = batch.gains[part]
+            patches = patches * gains + (gains - 1) * source.mean_over_std
+        if recipe.noise:
+            patches = patches + recipe.noise * torch.randn(patches.shape, generator=generator, device=device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits = network(patches)
+        loss = F.cross_entropy(
+            logits.float().flatten(0, -2),
+            batch.targets[part].flatten(),
+            label_smoothing=recipe.label_smoothing,
+            ignore_index=-1,
+            reduction="sum",
+        )
+        loss = loss / supervised
+        loss.backward()
+        total += float(loss.detach())
+    torch.nn.utils.clip_grad_norm_(network.parameters(), recipe.clip_norm)
+    for group in optimiser.param_groups:
+        group["lr"] = rate
+    optimiser.step()
+    return total
+
+
+def predict(network: Transformer, source: PatchSource, centers: Pixels) -> NDArray[np.int64]:
+    """Classes 1..K of the centre pixels."""
+    network.eval()
+    half = network.config.patch_px // 2
+    classes = []
+    with torch.inference_mode():
+        for chunk in torch.from_numpy(centers).split(CPU_MICRO_BATCH):
+            logits = network(source.pixels[source.places(chunk.to(source.pixels.device))])
+            if network.config.head == "token":
+                logits = logits[:, half, half]
+            classes.append(logits.argmax(dim=-1) + 1)
+    return torch.cat(classes).cpu().numpy()
+
+
+def overall_accuracy(network: Transformer, source: PatchSource, scene: LabelledScene, centers: Pixels) -> float:
+    """Share of the centres whose class is right."""
+    truth = scene.labels[centers[:, 0], centers[:, 1]]
+    return float((predict(network, source, centers) == truth).mean())
+
+
+def fit_spectral_path(network: Transformer, scene: LabelledScene, train: Pixels) -> None:
+    """Fit the spectral path to the training pixels' own spectra, freeze it, and start the rest from nothing."""
+    from sklearn.linear_model import LogisticRegression
+
+    rows, cols = train.T
+    spectra, classes = scene.standardised()[rows, cols], scene.labels[rows, cols]
+    regression = LogisticRegression(max_iter=2000).fit(spectra, classes)
+    weight, bias = regression.coef_, regression.intercept_
+    if len(regression.classes_) == 2:  # scikit-learn keeps one row for two classes
+        weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
+    path = network.spectral_path
+    assert path is not None
+    with torch.no_grad():
+        path.weight.copy_(torch.from_numpy(weight))
+        path.bias.copy_(torch.from_numpy(bias))
+        network.classifier.weight.zero_()
+        network.classifier.bias.zero_()
+    path.requires_grad_(False)
+
+
+def _is_due(epoch: int, epochs: int) -> bool:
+    every = max(1, epochs // VALIDATIONS)
+    return (epoch + 1) % every == 0 or epoch + 1 == epochs
+
+
+def _fingerprint(scene: LabelledScene, split: Split, config: ModelConfig, recipe: Recipe, seed: int) -> dict[str, Any]:
+    """All that a run's result follows from, by the names of the options behind it."""
+    pixels = hashlib.sha256(split.train.tobytes()).hexdigest()
+    return {"scene or labels": scene.digest, **asdict(config), **asdict(recipe), "seed": seed, "split": pixels}
+
+
+def _save(
+    path: Path, network: Transformer, optimiser: torch.optim.Optimizer, fingerprint: dict[str, Any], epochs_done: int
+) -> None:
+    state = {
+        "fingerprint": fingerprint,
+        "epochs_done": epochs_done,
+        "network": network.state_dict(),
+        "optimiser": optimiser.state_dict(),
+    }
+    unfinished = path.with_name(path.name + ".part")
+    torch.save(state, unfinished)
+    unfinished.replace(path)
+
+
+def _load(path: Path, network: Transformer, optimiser: torch.optim.Optimizer, fingerprint: dict[str, Any]) -> int:
+    if not path.exists():
+        raise OptionsUnusable(f"--resume found no checkpoint at {path}: start without --resume")
+    try:
+        state = torch.load(path, weights_only=True)
+        other = [part for part, value in fingerprint.items() if state["fingerprint"].get(part) != value]
+        if not other:
+            network.load_state_dict(state["network"])
+            optimiser.load_state_dict(state["optimiser"])
+            return int(state["epochs_done"])
+    except (OSError, RuntimeError, ValueError, KeyError, AttributeError, EOFError, pickle.UnpicklingError) as error:
+        raise OptionsUnusable(f"the checkpoint {path} is damaged: delete it and start without --resume") from error
+    raise OptionsUnusable(
+        f"the checkpoint {path} was made with another {', '.join(other)}: repeat its options, or start without --resume"
+    )

@@ -1,0 +1,203 @@
+"""The whole way from a scene and its labels on disk to a bundle, with nothing half-written on the way."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from model.architecture import Head, ModelConfig, Positions
+from model.attention import Normalise, Squaring
+from model.bundle import Bundle, open_session
+from service.errors import LabelsUnusable, OptionsUnusable, OutputUnwritable
+from training.datasets import LabelledScene, load_labelled_scene
+from training.evaluate import Scores, classify_pixels, score
+from training.export import export_graph, write_bundle
+from training.fit import RECIPES, EpochReport, Recipe, choose_device, fit
+from training.splits import Split, SplitName, split_labels
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What `hyperscene train` is asked for."""
+
+    scene: Path
+    labels: Path
+    output: Path
+    name: str | None = None
+    recipe: str = "strong"
+    epochs: int | None = None
+    batch: int | None = None
+    fraction: float = 0.01
+    val_fraction: float = 0.01
+    split: SplitName = "random"
+    seed: int = 0
+    device: str = "auto"
+    resume: bool = False
+    classes: str | None = None
+    class_field: str | None = None
+    variable: str | None = None
+    label_variable: str | None = None
+    wavelengths: Path | None = None
+    nan_is_nodata: bool = False
+    attention: str = "cosine_squared"
+    head: Head = "pooled"
+    spectral_path: bool = False
+    normalise: Normalise = "both"
+    squaring: Squaring | None = None
+    positions: Positions = "learnable"
+    patch: int = 16
+    width: int = 64
+    depth: int = 4
+    heads: int = 4
+    mlp_width: int = 128
+    dropout: float = 0.1
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.output.with_name(self.output.name + ".checkpoint")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A bundle on disk, its scores on the test pixels, and what its user should know."""
+
+    bundle: Bundle
+    scores: Scores
+    warnings: tuple[str, ...]
+
+
+def train(
+    options: TrainOptions,
+    report: Callable[[EpochReport], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Trained:
+    """Load, split, fit, export, score, write."""
+    require_writable(options.output)
+    recipe = _recipe(options)
+    choose_device(options.device)
+    scene = load_labelled_scene(
+        options.scene,
+        options.labels,
+        class_names=options.classes,
+        class_field=options.class_field,
+        variable=options.variable,
+        label_variable=options.label_variable,
+        wavelengths_path=options.wavelengths,
+        nan_is_nodata=options.nan_is_nodata,
+    )
+    config = _config(options, scene)
+    split = split_labels(
+        scene.labels, options.split, options.fraction, options.val_fraction, options.seed, config.patch_px
+    )
+    warnings = scene.warnings + _split_warnings(scene, split)
+    say(_summary(scene, split))
+    for warning in warnings:
+        say(f"warning: {warning}")
+    network = fit(
+        scene, split, config, recipe, options.seed, options.device, options.checkpoint, options.resume, report
+    )
+    say("exporting and comparing with torch")
+    graph = export_graph(network, scene)
+    say(f"scoring {len(split.test)} test pixels")
+    session = open_session(graph.SerializeToString(), options.output.name)
+    found = classify_pixels(session, scene.cube, split.test, config.patch_px)
+    class_names = tuple(entry.name for entry in scene.legend)
+    scores = score(scene.labels[tuple(split.test.T)], found, class_names)
+    record = _record(options, scene, split, recipe, scores)
+    bundle = write_bundle(graph, network, scene, options.name or options.output.stem, record, options.output)
+    options.checkpoint.unlink(missing_ok=True)
+    return Trained(bundle, scores, warnings)
+
+
+def require_writable(output: Path) -> None:
+    """Refuse an output that could not be written hours later."""
+    if output.is_dir():
+        raise OutputUnwritable(f"{output} is a folder: name the file to write, {output / 'bundle.onnx'} say")
+    try:
+        with tempfile.NamedTemporaryFile(dir=output.parent):
+            pass
+    except OSError as error:
+        raise OutputUnwritable(
+            f"the folder {output.parent} cannot be written ({error.strerror}): create it, or choose another with -o"
+        ) from error
+
+
+def _recipe(options: TrainOptions) -> Recipe:
+    recipe = RECIPES[options.recipe]
+    for name in ("epochs", "batch"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise OptionsUnusable(f"--{name} must be at least 1, not {value}")
+    return replace(recipe, epochs=options.epochs or recipe.epochs, batch=options.batch or recipe.batch)
+
+
+def _config(options: TrainOptions, scene: LabelledScene) -> ModelConfig:
+    try:
+        return ModelConfig(
+            bands=scene.cube.shape[-1],
+            classes=len(scene.legend),
+            patch_px=options.patch,
+            width=options.width,
+            depth=options.depth,
+            heads=options.heads,
+            mlp_width=options.mlp_width,
+            dropout=options.dropout,
+            attention=options.attention,
+            normalise=options.normalise,
+            squaring=options.squaring,
+            positions=options.positions,
+            head=options.head,
+            spectral_path=options.spectral_path,
+        )
+    except ValueError as error:
+        raise OptionsUnusable(str(error)) from error
+
+
+def _split_warnings(scene: LabelledScene, split: Split) -> tuple[str, ...]:
+    if not len(split.test):
+        raise LabelsUnusable("every labelled pixel trains or validates and none is left to test: lower --fraction")
+    tested = set(scene.labels[tuple(split.test.T)].tolist())
+    untested = [entry.name for value, entry in enumerate(scene.legend, start=1) if value not in tested]
+    if not untested:
+        return ()
+    return (f"no test pixels of {', '.join(untested)}: the scores do not speak of them",)
+
+
+def _summary(scene: LabelledScene, split: Split) -> str:
+    rows, cols, bands = scene.cube.shape
+    counts = f"{len(split.train)} train, {len(split.validation)} validate, {len(split.test)} test"
+    return f"{scene.name}: {rows} x {cols} x {bands}, {len(scene.legend)} classes; {split.name} split: {counts}"
+
+
+def _record(
+    options: TrainOptions, scene: LabelledScene, split: Split, recipe: Recipe, scores: Scores
+) -> dict[str, Any]:
+    """What the manifest says of the training; enough to find the same split again."""
+    rows, cols, bands = scene.cube.shape
+    return {
+        "data": {
+            "scene": options.scene.name,
+            "labels": options.labels.name,
+            "rows": rows,
+            "cols": cols,
+            "bands": bands,
+            "label_values": [entry.value for entry in scene.legend],
+            "digest": scene.digest,
+        },
+        "split": {
+            "name": split.name,
+            "fraction": options.fraction,
+            "val_fraction": options.val_fraction,
+            "train": len(split.train),
+            "validation": len(split.validation),
+            "test": len(split.test),
+        },
+        "seed": options.seed,
+        "recipe": asdict(recipe),
+        "scores": scores.record(),
+        "code_version": version("hyperscene"),
+    }
