@@ -93,7 +93,9 @@ def match_bands(
     distance = np.abs(scene_nm[None, :] - bundle_nm[:, None])  # (bundle bands, scene bands)
     nearest = distance.argmin(axis=1)
     half_spacing = min(spacing_nm(scene_nm), spacing_nm(bundle_nm)) / 2
-    if (distance.min(axis=1) <= half_spacing).all() and len(set(nearest)) == len(nearest):
+    # Far narrower bands than the bundle's are averaged under its bands instead of one of them being picked.
+    is_finer = bundle_fwhm_nm is not None and 2 * spacing_nm(scene_nm) < float(np.median(bundle_fwhm_nm))
+    if not is_finer and (distance.min(axis=1) <= half_spacing).all() and len(set(nearest)) == len(nearest):
         return BandMatch("same", nearest.astype(np.int64), None)
     _require_cover(scene_nm, bundle_nm, distance)
     weights = _resampling_weights(scene_nm, bundle_nm, bundle_fwhm_nm)

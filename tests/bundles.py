@@ -1,0 +1,84 @@
+"""Bundles straight from ONNX operators, so that serving is tested without torch and without binary files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from model.bundle import (
+    DIGEST_KEY,
+    MANIFEST_KEY,
+    NO_DIGEST,
+    Check,
+    Manifest,
+    check_cube,
+    open_session,
+    run_graph,
+    sealed,
+)
+
+
+def pixel_graph(bands: int = 5, classes: int = 3, seed: int = 0) -> onnx.ModelProto:
+    """A graph that answers by the centre pixel's spectrum: softmax(weights . spectrum)."""
+    weights = np.random.default_rng(seed).normal(size=(bands, classes)).astype(np.float32)
+    nodes = [
+        helper.make_node("GatherND", ["cube", "centers"], ["spectra"]),
+        helper.make_node("MatMul", ["spectra", "weights"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=-1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "pixel",
+        [
+            helper.make_tensor_value_info("cube", TensorProto.FLOAT, ["rows", "cols", bands]),
+            helper.make_tensor_value_info("centers", TensorProto.INT64, ["n", 2]),
+        ],
+        [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", classes])],
+        [numpy_helper.from_array(weights, "weights")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def describe(graph: onnx.ModelProto, bands: int = 5, classes: int = 3, **changes: Any) -> Manifest:
+    """A manifest that fits the graph, with some fields changed."""
+    question = Check(seed=1, rows=4, cols=5, centers=[(0, 0), (3, 2)], probabilities=[])
+    mean, std = [0.3] * bands, [0.1] * bands
+    answer = run_graph(
+        open_session(graph.SerializeToString(), "test"), check_cube(mean, std, question), np.array(question.centers)
+    )
+    fields: dict[str, Any] = {
+        "name": "test",
+        "class_names": [f"class {number}" for number in range(1, classes + 1)],
+        "class_colors": ["#102030"] * classes,
+        "wavelengths_nm": np.linspace(450, 900, bands).tolist(),
+        "fwhm_nm": None,
+        "band_mean": mean,
+        "band_std": std,
+        "value_range": (0.0, 1.0),
+        "patch_px": 16,
+        "attention": "cosine_squared",
+        "head": "pooled",
+        "architecture": {},
+        "nodata_fill": mean,
+        "training": {},
+        "check": question.model_copy(update={"probabilities": answer.tolist()}),
+    }
+    return Manifest(**(fields | changes))
+
+
+def write_bundle(path: Path, bands: int = 5, classes: int = 3, **changes: Any) -> Path:
+    """A sound bundle, unless a change makes it unsound."""
+    graph = pixel_graph(bands, classes)
+    write_with(path, graph, describe(graph, bands, classes, **changes).model_dump_json())
+    return path
+
+
+def write_with(path: Path, graph: onnx.ModelProto, manifest: str, digest: bool = True) -> None:
+    """The graph with any text for a manifest, sealed or not."""
+    helper.set_model_props(graph, {MANIFEST_KEY: manifest} | ({DIGEST_KEY: NO_DIGEST} if digest else {}))
+    content = graph.SerializeToString()
+    path.write_bytes(sealed(content) if digest else content)

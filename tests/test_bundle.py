@@ -1,0 +1,150 @@
+"""A bundle is read with onnxruntime alone, and anything unsound is refused with its reason."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from model.bundle import DIGEST_KEY, FORMAT_VERSION, MANIFEST_KEY, BundleRefused, load_bundle
+from tests.bundles import describe, pixel_graph, write_bundle, write_with
+
+
+def test_a_sound_bundle_answers(bundle):
+    loaded = load_bundle(bundle)
+    cube = np.random.default_rng(0).random((3, 4, 5), np.float32)
+    answer = loaded.probabilities(cube, np.array([[0, 0], [2, 3]]))
+    np.testing.assert_allclose(answer.sum(axis=1), 1, atol=1e-6)
+    assert (loaded.manifest.bands, loaded.manifest.classes) == (5, 3)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
+def test_a_bundle_cut_short_is_refused(bundle, share):
+    content = bundle.read_bytes()
+    bundle.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(BundleRefused, match=r"copy it again|without a hyperscene manifest|not a bundle's graph|edited"):
+        load_bundle(bundle)
+
+
+def test_every_changed_byte_is_refused(bundle):
+    content = bundle.read_bytes()
+    key = content.index(DIGEST_KEY.encode())  # without its name a digest is not there, and one may be missing
+    for place in sorted({*range(0, len(content), 97)} - {*range(key, key + len(DIGEST_KEY))}):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        bundle.write_bytes(changed)
+        with pytest.raises(BundleRefused):
+            load_bundle(bundle)
+
+
+def test_an_edited_class_name_is_refused(bundle):
+    model = onnx.load(bundle)
+    manifest = json.loads(next(prop.value for prop in model.metadata_props if prop.key == MANIFEST_KEY))
+    digest = next(prop.value for prop in model.metadata_props if prop.key == DIGEST_KEY)
+    manifest["class_names"][0] = "something else"
+    helper.set_model_props(model, {MANIFEST_KEY: json.dumps(manifest), DIGEST_KEY: digest})
+    bundle.write_bytes(model.SerializeToString())
+    with pytest.raises(BundleRefused, match="edited after it was made"):
+        load_bundle(bundle)
+
+
+def test_other_weights_fail_the_self_check_even_without_a_digest(tmp_path):
+    graph = pixel_graph()
+    manifest = describe(graph).model_dump_json()
+    weights = numpy_helper.to_array(graph.graph.initializer[0]) * 1.01
+    graph.graph.initializer[0].CopyFrom(numpy_helper.from_array(weights, "weights"))
+    write_with(tmp_path / "b.onnx", graph, manifest, digest=False)
+    with pytest.raises(BundleRefused, match="fails its self-check"):
+        load_bundle(tmp_path / "b.onnx")
+
+
+def test_a_newer_format_asks_for_an_upgrade(tmp_path):
+    graph = pixel_graph()
+    manifest = json.loads(describe(graph).model_dump_json()) | {"format_version": FORMAT_VERSION + 1, "new": True}
+    write_with(tmp_path / "b.onnx", graph, json.dumps(manifest))
+    with pytest.raises(BundleRefused, match="upgrade hyperscene"):
+        load_bundle(tmp_path / "b.onnx")
+
+
+def test_an_onnx_file_of_another_program_is_refused(tmp_path):
+    path = tmp_path / "b.onnx"
+    path.write_bytes(pixel_graph().SerializeToString())
+    with pytest.raises(BundleRefused, match="without a hyperscene manifest"):
+        load_bundle(path)
+
+
+def test_a_manifest_that_is_no_json_is_refused(tmp_path):
+    write_with(tmp_path / "b.onnx", pixel_graph(), "{not json")
+    with pytest.raises(BundleRefused, match="cannot be read"):
+        load_bundle(tmp_path / "b.onnx")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"band_mean": None}, "band_mean"),
+        ({"class_names": []}, "class_names"),
+        ({"class_colors": ["#102030"]}, "1 colours for 3 classes"),
+        ({"wavelengths_nm": [450.0]}, "1 values for 5 bands"),
+        ({"band_std": [0.1, 0.1, 0.0, 0.1, 0.1]}, "above zero"),
+        ({"head": "sideways"}, "head"),
+        ({"check": {"seed": 1}}, "check"),
+    ],
+)
+def test_a_manifest_that_does_not_hold_together_is_refused(tmp_path, change, reason):
+    graph = pixel_graph()
+    manifest = json.loads(describe(graph).model_dump_json()) | change
+    write_with(tmp_path / "b.onnx", graph, json.dumps(manifest))
+    with pytest.raises(BundleRefused, match=reason):
+        load_bundle(tmp_path / "b.onnx")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"class_names": ["a", "b"], "class_colors": ["#000000"] * 2}, "has 3 classes, its manifest 2"),
+        ({"head": "token"}, "output dimensions"),
+        (
+            {"band_mean": [0.1], "band_std": [1.0], "nodata_fill": [0.1], "wavelengths_nm": None},
+            "has 5 bands, its manifest 1",
+        ),
+    ],
+)
+def test_a_manifest_of_another_graph_is_refused(tmp_path, change, reason):
+    path = write_bundle(tmp_path / "b.onnx", **change)
+    with pytest.raises(BundleRefused, match=reason):
+        load_bundle(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(BundleRefused, match=r"nowhere\.onnx cannot be read"):
+        load_bundle(tmp_path / "nowhere.onnx")
+
+
+def test_a_text_file_is_no_bundle(tmp_path):
+    path = tmp_path / "notes.onnx"
+    path.write_text("hello")
+    with pytest.raises(BundleRefused, match="no ONNX file"):
+        load_bundle(path)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["model.bundle", "model.spectra", "service", "service.cli", "service.mapping.scenes", "training.synthetic"],
+)
+def test_serving_leaves_torch_out(module):
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_bundle_is_loaded_and_asked_without_torch(bundle):
+    code = (
+        "import sys, numpy as np; from pathlib import Path; from model.bundle import load_bundle\n"
+        f"b = load_bundle(Path({str(bundle)!r}))\n"
+        "b.probabilities(np.zeros((2, 2, 5), np.float32), np.array([[0, 0]]))\n"
+        "sys.exit('torch' in sys.modules or 'onnx' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

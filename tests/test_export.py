@@ -1,0 +1,111 @@
+"""Every network that can be configured exports, and answers as torch does."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+from model.architecture import HEADS, POSITIONS, ModelConfig, SceneClassifier, Transformer
+from model.attention import NORMALISE, SQUARING, VARIANTS
+from model.bundle import load_bundle, open_session, run_graph
+from service.errors import BundleUnfaithful, OutputUnwritable
+from tests import scenes
+from training.export import PROBABILITY_TOLERANCE, compare_with_torch, export_graph, write_bundle
+
+SCENE = scenes.labelled_scene()
+SMALL = {"bands": 6, "classes": 4, "patch_px": 4, "width": 8, "depth": 1, "heads": 2, "mlp_width": 8}
+NETWORKS = {
+    **{name: {"attention": name} for name in VARIANTS},
+    **{f"head {head}": {"head": head} for head in HEADS},
+    **{f"head {head} with spectral path": {"head": head, "spectral_path": True} for head in HEADS},
+    **{f"normalise {name}": {"normalise": name} for name in NORMALISE},
+    **{f"squaring {name}": {"squaring": name} for name in SQUARING},
+    **{f"positions {name}": {"positions": name} for name in POSITIONS},
+    "4 heads": {"heads": 4},
+    "depth 3": {"depth": 3},
+    "width 16": {"width": 16},
+    "mlp 24": {"mlp_width": 24},
+    "patch 8": {"patch_px": 8},
+    "patch 24": {"patch_px": 24},
+    "the paper's own size": {"patch_px": 16, "width": 64, "depth": 4, "heads": 4, "mlp_width": 128},
+    "a cross variant with the token head": {"attention": "cross_cosine", "head": "token", "spectral_path": True},
+}
+
+
+def network(**changes) -> Transformer:
+    torch.manual_seed(0)
+    net = Transformer(ModelConfig(**(SMALL | changes))).eval()
+    for name, weight in net.named_parameters():
+        if "temperature" in name:  # 0 would hide a temperature that was left out of the graph
+            torch.nn.init.constant_(weight, -0.7)
+    return net
+
+
+def classifier(net: Transformer) -> SceneClassifier:
+    return SceneClassifier(net, torch.from_numpy(SCENE.band_mean), torch.from_numpy(SCENE.band_std)).eval()
+
+
+@pytest.mark.parametrize("changes", NETWORKS.values(), ids=NETWORKS.keys())
+def test_the_exported_graph_answers_as_torch(changes):
+    net = network(**changes)
+    session = open_session(export_graph(net, SCENE).SerializeToString(), "exported")
+    cube, centers = SCENE.cube[3:20, 2:17], np.array([[0, 0], [8, 8], [16, 14], [5, 11]])
+    with torch.inference_mode():
+        expected = classifier(net)(torch.from_numpy(cube), torch.from_numpy(centers)).numpy()
+    assert expected.std() > 1e-3  # a graph that always answers the same would prove nothing
+    np.testing.assert_allclose(run_graph(session, cube, centers), expected, rtol=0, atol=PROBABILITY_TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def exported() -> tuple[Transformer, onnx.ModelProto]:
+    net = network()
+    return net, export_graph(net, SCENE)
+
+
+def test_a_graph_with_another_weight_fails_the_comparison(exported):
+    net, graph = exported
+    changed = onnx.ModelProto.FromString(graph.SerializeToString())
+    weight = max(changed.graph.initializer, key=lambda found: np.prod(found.dims))
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * 1.01, weight.name))
+    with pytest.raises(BundleUnfaithful, match="nothing was written"):
+        compare_with_torch(classifier(net), changed.SerializeToString())
+
+
+def test_a_bundle_carries_all_that_serving_needs(exported, tmp_path):
+    net, graph = exported
+    path = tmp_path / "b.onnx"
+    bundle = write_bundle(graph, net, SCENE, "fields", {"seed": 7}, path)
+    manifest = bundle.manifest
+    assert [entry.name for entry in SCENE.legend] == manifest.class_names
+    np.testing.assert_allclose(manifest.band_mean, SCENE.band_mean)
+    np.testing.assert_allclose(manifest.wavelengths_nm, np.linspace(450, 900, 6))
+    assert (manifest.name, manifest.patch_px, manifest.head, manifest.attention) == (
+        "fields",
+        4,
+        "pooled",
+        "cosine_squared",
+    )
+    assert (manifest.training, manifest.architecture["depth"]) == ({"seed": 7}, 1)
+    assert [found.name for found in tmp_path.iterdir()] == ["b.onnx"]
+    assert load_bundle(path).sha256 == bundle.sha256
+
+
+def test_the_same_network_gives_the_same_bytes(exported, tmp_path):
+    net, graph = exported
+    first = write_bundle(export_graph(net, SCENE), net, SCENE, "x", {}, tmp_path / "first.onnx")
+    second = write_bundle(graph, net, SCENE, "x", {}, tmp_path / "second.onnx")
+    assert first.sha256 == second.sha256
+
+
+def test_no_path_of_the_machine_travels_in_a_bundle(exported):
+    content = exported[1].SerializeToString()
+    assert b"site-packages" not in content
+    assert b"architecture.py" not in content
+
+
+def test_an_output_folder_that_is_not_there_is_refused_and_leaves_nothing(exported, tmp_path):
+    net, graph = exported
+    with pytest.raises(OutputUnwritable, match="choose another folder"):
+        write_bundle(graph, net, SCENE, "x", {}, tmp_path / "missing" / "b.onnx")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,166 @@
+"""Scenes on disk are understood, or refused with the reason."""
+
+import gzip
+
+import numpy as np
+import pytest
+import rasterio
+from rasterio.windows import Window
+
+from service.errors import DtypeUnsupported, SceneIncomplete, SceneUnreadable
+from service.mapping.scenes import open_scene, read_cube
+from tests.scenes import GRID, UTM, write_envi, write_tif
+
+VALUES = np.random.default_rng(0).integers(1, 200, (6, 7, 4))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "uint32", "float32", "float64"])
+def test_geotiff_of_each_type_is_read(tmp_path, dtype):
+    # Three bands: GDAL takes the fourth of a byte image for its alpha.
+    path = write_tif(tmp_path / "s.tif", VALUES[..., :3].astype(dtype))
+    cube, valid = read_cube(open_scene(path))
+    np.testing.assert_array_equal(cube, VALUES[..., :3])
+    assert valid.all()
+
+
+@pytest.mark.parametrize("interleave", ["BSQ", "BIL", "BIP"])
+def test_envi_of_each_interleave_is_read_by_data_file_and_by_header(tmp_path, interleave):
+    path = write_envi(tmp_path / "s.img", VALUES.astype("int16"), interleave=interleave)
+    for given in (path, path.with_suffix(".hdr")):
+        scene = open_scene(given)
+        np.testing.assert_array_equal(read_cube(scene)[0], VALUES)
+        assert (scene.crs, scene.transform) == (UTM, GRID)
+
+
+def test_a_window_is_the_same_part_of_the_whole(tmp_path):
+    scene = open_scene(write_tif(tmp_path / "s.tif", VALUES.astype("int16")))
+    np.testing.assert_array_equal(read_cube(scene, Window(2, 1, 3, 4))[0], VALUES[1:5, 2:5])
+
+
+def test_gains_offsets_and_reflectance_factor_are_applied(tmp_path):
+    header = "data gain values = {2, 2, 2, 2}\ndata offset values = {10, 10, 10, 10}\nreflectance scale factor = 100\n"
+    scene = open_scene(write_envi(tmp_path / "s.img", VALUES.astype("int16"), header))
+    np.testing.assert_allclose(read_cube(scene)[0], (VALUES * 2 + 10) / 100, rtol=1e-6)
+
+
+def test_bad_bands_are_dropped_with_their_wavelengths(tmp_path):
+    header = "wavelength units = Micrometers\nwavelength = {0.5, 0.6, 0.7, 0.8}\n"
+    header += "fwhm = {0.01, 0.01, 0.02, 0.01}\nbbl = {1, 0, 1, 1}\n"
+    scene = open_scene(write_envi(tmp_path / "s.img", VALUES.astype("int16"), header))
+    np.testing.assert_allclose(scene.wavelengths_nm, [500, 700, 800])
+    np.testing.assert_allclose(scene.fwhm_nm, [10, 20, 10])
+    np.testing.assert_array_equal(read_cube(scene)[0], VALUES[..., [0, 2, 3]])
+    assert scene.bad_bands == 1
+
+
+def test_wavelength_tags_are_exact(tmp_path):
+    scene = open_scene(
+        write_tif(tmp_path / "s.tif", VALUES.astype("int16"), wavelengths_nm=np.array([450.1234, 500, 550, 600]))
+    )
+    assert scene.wavelengths_nm[0] == 450.1234
+
+
+def test_wavelengths_only_in_band_names_are_found(tmp_path):
+    path = tmp_path / "s.img"
+    write_envi(path, VALUES.astype("float32"))
+    header = path.with_suffix(".hdr")
+    text = header.read_text()
+    for band in range(1, 5):
+        text = text.replace(f"Band {band}", f"band {band} (0.{band}5 Micrometers)")
+    header.write_text(text)
+    np.testing.assert_allclose(open_scene(path).wavelengths_nm, [150, 250, 350, 450])
+
+
+def test_any_band_without_data_makes_a_pixel_invalid(tmp_path):
+    values = VALUES.astype("int16")
+    values[2, 3, 1] = -999
+    _, valid = read_cube(open_scene(write_tif(tmp_path / "s.tif", values, nodata=-999)))
+    assert np.argwhere(~valid).tolist() == [[2, 3]]
+
+
+def test_zero_as_nodata_must_stand_in_all_bands(tmp_path):
+    values = VALUES.astype("int16")
+    values[0, 0] = 0
+    values[2, 3, 1] = 0  # a dark pixel
+    _, valid = read_cube(open_scene(write_tif(tmp_path / "s.tif", values, nodata=0)))
+    assert np.argwhere(~valid).tolist() == [[0, 0]]
+
+
+def test_no_data_in_a_bad_band_does_not_matter(tmp_path):
+    values = VALUES.astype("int16")
+    values[1, 1, 1] = -999
+    header = "bbl = {1, 0, 1, 1}\ndata ignore value = -999\n"
+    _, valid = read_cube(open_scene(write_envi(tmp_path / "s.img", values, header)))
+    assert valid.all()
+
+
+def test_nan_makes_a_pixel_invalid(tmp_path):
+    values = VALUES.astype("float32")
+    values[4, 4, 0] = np.nan
+    _, valid = read_cube(open_scene(write_tif(tmp_path / "s.tif", values)))
+    assert np.argwhere(~valid).tolist() == [[4, 4]]
+
+
+def test_an_internal_mask_is_honoured(tmp_path):
+    path = tmp_path / "s.tif"
+    with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True):
+        write_tif(path, VALUES.astype("uint8"))
+        with rasterio.open(path, "r+") as file:
+            file.write_mask(np.where(np.arange(7) == 5, 0, 255).astype("uint8")[None].repeat(6, axis=0))
+    _, valid = read_cube(open_scene(path))
+    assert np.argwhere(~valid.all(axis=0)).tolist() == [[5]]
+
+
+def test_an_alpha_band_is_no_band_but_a_mask(tmp_path):
+    values = VALUES.astype("uint8")
+    values[..., 3] = 255
+    values[0, 0, 3] = 0
+    path = write_tif(tmp_path / "s.tif", values, photometric="RGB", alpha="yes")
+    scene = open_scene(path)
+    assert scene.bands == (1, 2, 3)
+    assert np.argwhere(~read_cube(scene)[1]).tolist() == [[0, 0]]
+
+
+def test_a_truncated_envi_file_is_refused_with_its_byte_count(tmp_path):
+    path = write_envi(tmp_path / "s.img", VALUES.astype("int16"))
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(SceneUnreadable, match="326 bytes of 336"):
+        open_scene(path)
+
+
+def test_a_gzipped_envi_file_is_read(tmp_path):
+    path = write_envi(tmp_path / "s.img", VALUES.astype("int16"), "file compression = 1\n")
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    np.testing.assert_array_equal(read_cube(open_scene(path))[0], VALUES)
+
+
+def test_a_truncated_geotiff_is_refused(tmp_path):
+    path = write_tif(tmp_path / "s.tif", VALUES.astype("float64").repeat(30, axis=0))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(SceneUnreadable, match=r"s\.tif"):
+        read_cube(open_scene(path))
+
+
+def test_complex_samples_are_refused(tmp_path):
+    with pytest.raises(DtypeUnsupported, match="complex64"):
+        open_scene(write_tif(tmp_path / "s.tif", VALUES.astype("complex64")))
+
+
+def test_half_of_an_envi_pair_is_refused_by_name(tmp_path):
+    path = write_envi(tmp_path / "s.img", VALUES.astype("int16"))
+    data = path.read_bytes()
+    path.unlink()
+    with pytest.raises(SceneIncomplete, match=r"without its data: add s\.img"):
+        open_scene(path.with_suffix(".hdr"))
+    path.write_bytes(data)
+    path.with_suffix(".hdr").unlink()
+    with pytest.raises(SceneIncomplete, match=r"add s\.hdr"):
+        open_scene(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n", b"<VRTDataset/>"])
+def test_a_file_that_is_no_scene_is_refused(tmp_path, content):
+    path = tmp_path / "s.tif"
+    path.write_bytes(content)
+    with pytest.raises(SceneUnreadable, match="GeoTIFF, or ENVI"):
+        open_scene(path)
