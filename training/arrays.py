@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
 
 from service.errors import SceneUnreadable
 
@@ -47,7 +49,7 @@ def _read_all(path: Path) -> dict[str, NDArray[Any]]:
             found = _read_mat_73(path)
         else:
             found = _read_mat_5(path)
-    except (ValueError, OSError, TypeError, KeyError, EOFError, NotImplementedError) as error:
+    except (ValueError, OSError, TypeError, KeyError, EOFError, NotImplementedError, MatReadError) as error:
         raise SceneUnreadable(f"{path.name} cannot be read ({error}): save it again as .mat or .npy") from error
     return {name: array for name, array in found.items() if array.dtype.kind in "biuf"}
 
@@ -59,8 +61,6 @@ def _is_hdf5(path: Path) -> bool:
 
 
 def _read_mat_5(path: Path) -> dict[str, NDArray[Any]]:
-    from scipy.io import loadmat
-
     return {name: value for name, value in loadmat(path).items() if isinstance(value, np.ndarray)}
 
 

@@ -1,0 +1,78 @@
+"""Class names and colours, from files and from `--classes`."""
+
+import pytest
+import rasterio
+
+from service.errors import LabelsUnusable
+from tests.scenes import quadrants, write_tif
+from training.classes import FileLegend, distinct_color, make_legend, read_file_legend
+
+NOTHING = FileLegend({}, {})
+
+
+def names(values, given=None, in_file=NOTHING) -> list[str]:
+    return [entry.name for entry in make_legend(values, in_file, given)]
+
+
+def test_names_are_given_in_the_order_of_the_values():
+    assert names([1, 10, 11], "a,b,c") == ["a", "b", "c"]
+
+
+def test_names_are_given_by_value_in_any_order():
+    assert names([1, 10, 11], "11=c, 1=a, 10=b") == ["a", "b", "c"]
+
+
+def test_colours_stand_behind_names():
+    legend = make_legend([1, 2], NOTHING, "1=dry grass #a0b0c0,2=soil")
+    assert (legend[0].name, legend[0].color) == ("dry grass", "#a0b0c0")
+
+
+def test_names_come_from_a_file_with_one_a_line(tmp_path):
+    path = tmp_path / "names.txt"
+    path.write_text("1=roof, flat #d73027\n2=pavement\n")
+    assert names([1, 2], str(path)) == ["roof, flat", "pavement"]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("a,b,c,d", "class 'd' \\(value 4\\) of --classes has no labelled pixel"),
+        ("1=a,2=b,3=c,7=d", "'d' \\(value 7\\)"),
+        ("1=a,2=b", "the value 3, which --classes does not name"),
+        ("a,b", "2 names for 3 label values"),
+        ("a,a,b", "two classes are called 'a'"),
+        ("1=a,b,c", "all of them or for none"),
+        ("1=a,1=b,2=c", "one value twice"),
+        (" , ", "names no class"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(given, reason):
+    with pytest.raises(LabelsUnusable, match=reason):
+        make_legend([1, 2, 3], NOTHING, given)
+
+
+def test_given_names_win_over_the_files_and_keep_its_colours():
+    legend = make_legend([1, 2], FileLegend({1: "x", 2: "y"}, {2: "#010203"}), "a,b")
+    assert [entry.name for entry in legend] == ["a", "b"]
+    assert legend[1].color == "#010203"
+
+
+def test_made_up_colours_all_differ():
+    assert len({distinct_color(place) for place in range(64)}) == 64
+
+
+def test_a_label_raster_says_its_own_names_and_colours(tmp_path):
+    path = write_tif(tmp_path / "l.tif", quadrants(4, 4, 2))
+    (tmp_path / "l.tif.aux.xml").write_text(
+        "<PAMDataset><PAMRasterBand band='1'><CategoryNames><Category>none</Category><Category>lake</Category>"
+        "</CategoryNames></PAMRasterBand></PAMDataset>"
+    )
+    (tmp_path / "l.qml").write_text(
+        "<qgis><pipe><colorPalette><paletteEntry value='2' label='shore' color='#112233'/></colorPalette></pipe></qgis>"
+    )
+    with rasterio.open(path, "r+") as file:
+        file.write_colormap(1, {1: (9, 8, 7, 255)})
+    with rasterio.open(path) as file:
+        legend = read_file_legend(path, file)
+    assert legend.names == {1: "lake", 2: "shore"}
+    assert (legend.colors[1], legend.colors[2]) == ("#090807", "#112233")

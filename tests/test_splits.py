@@ -1,0 +1,88 @@
+"""Splits: the paper's shares, drawn per class, and blocks that share no patch."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.errors import LabelsUnusable
+from tests.scenes import quadrants
+from training.splits import Split, split_labels
+
+
+def label_map(rows: int, cols: int, classes: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, classes + 1, (rows, cols))
+
+
+def as_set(pixels: np.ndarray) -> set[tuple[int, int]]:
+    return {(int(row), int(col)) for row, col in pixels}
+
+
+def drawn(labels: np.ndarray, split: Split, part: str) -> np.ndarray:
+    return np.bincount(labels[tuple(getattr(split, part).T)], minlength=labels.max() + 1)[1:]
+
+
+@given(
+    st.integers(2, 40), st.integers(2, 40), st.integers(1, 6), st.integers(0, 99), st.floats(0, 0.5), st.floats(0, 0.4)
+)
+def test_a_random_split_uses_every_labelled_pixel_once(rows, cols, classes, seed, fraction, val_fraction):
+    labels = label_map(rows, cols, classes, seed)
+    if not labels.any():
+        return
+    split = split_labels(labels, "random", fraction, val_fraction, seed, 16)
+    parts = [as_set(part) for part in (split.train, split.validation, split.test)]
+    assert set.union(*parts) == as_set(np.argwhere(labels > 0))
+    assert sum(map(len, parts)) == int((labels > 0).sum())
+    assert set(labels[tuple(split.train.T)]) == set(labels[labels > 0])
+
+
+def test_shares_are_taken_per_class():
+    labels = np.concatenate([np.full(1000, 1), np.full(300, 2), np.full(7, 3)])[None]
+    split = split_labels(labels, "random", 0.01, 0.02, 0, 16)
+    assert drawn(labels, split, "train").tolist() == [10, 3, 1]
+    assert drawn(labels, split, "validation").tolist() == [20, 6, 0]
+    assert drawn(labels, split, "test").tolist() == [970, 291, 6]
+
+
+def test_a_seed_draws_the_same_pixels_and_another_does_not():
+    labels = quadrants(60, 60)
+    first, again, other = (split_labels(labels, "random", 0.05, 0.05, seed, 16) for seed in (3, 3, 4))
+    np.testing.assert_array_equal(first.train, again.train)
+    assert as_set(first.train) != as_set(other.train)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(40, 110), st.integers(40, 110), st.sampled_from([4, 8, 16]), st.integers(0, 99))
+def test_a_spatial_split_shares_no_pixel_between_train_and_test_patches(rows, cols, patch_px, seed):
+    labels = label_map(rows, cols, 3, seed)
+    split = split_labels(labels, "spatial", 0.1, 0.1, seed, patch_px)
+    held_out = np.concatenate([split.validation, split.test])
+    apart = np.abs(split.train[:, None] - held_out[None]).max(axis=-1)  # the larger of both distances
+    assert apart.min() >= patch_px
+    assert set(labels[tuple(split.train.T)]) == {1, 2, 3}
+    assert len(split.test) > 0
+
+
+def test_a_spatial_split_trains_on_a_class_that_lies_in_one_place():
+    labels = label_map(120, 120, 2, 0)
+    labels[50:54, 60:64] = 3
+    for seed in range(5):
+        split = split_labels(labels, "spatial", 0.02, 0.02, seed, 16)
+        assert 3 in labels[tuple(split.train.T)]
+
+
+def test_a_spatial_split_draws_the_same_number_of_pixels_as_a_random_one():
+    labels = label_map(120, 100, 3, 0)
+    counts = [len(split_labels(labels, name, 0.01, 0.01, 0, 16).train) for name in ("random", "spatial")]
+    assert counts[0] == counts[1]
+
+
+def test_a_scene_too_small_for_a_spatial_split_says_what_to_do():
+    with pytest.raises(LabelsUnusable, match="use --split random"):
+        split_labels(quadrants(12, 12), "spatial", 0.1, 0.1, 0, 16)
+
+
+@pytest.mark.parametrize(("fraction", "val_fraction"), [(1.0, 0.0), (-0.1, 0.0), (0.1, 1.5)])
+def test_shares_outside_zero_to_one_are_refused(fraction, val_fraction):
+    with pytest.raises(LabelsUnusable, match="below 1"):
+        split_labels(quadrants(9, 9), "random", fraction, val_fraction, 0, 16)
