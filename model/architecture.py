@@ -104,9 +104,9 @@ class Stream(nn.Module):
         else:
             self.register_buffer("positions", torch.zeros(tokens, 1), persistent=False)
 
-    def forward(self, embedded: Tensor) -> Tensor:
-        """Tokens (n, tokens, width) of embedded patches of the same shape."""
-        return embedded + self.positions
+    def forward(self, embedded: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Tokens (n, tokens, width) of embedded patches of the same shape; `kept` says which tokens those are."""
+        return embedded + (self.positions if kept is None else self.positions[kept])
 
 
 class Transformer(nn.Module):
@@ -124,28 +124,31 @@ class Transformer(nn.Module):
         self.classifier = nn.Linear(config.width, config.classes)
         self.spectral_path = nn.Linear(config.bands, config.classes) if config.spectral_path else None
 
-    def forward(self, patches: Tensor) -> Tensor:
+    def forward(self, patches: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Logits; `kept` (k,) names the only tokens to look at, the centre's first: training looks at parts of patches."""
         spectra = patches.flatten(1, 2)  # (n, tokens, bands)
+        if kept is not None:
+            spectra = spectra[:, kept]
         context = None if self.context_stream is None else self.context_stream.spectral(spectra)
-        logits = self.classify(self.features(self.stream.spectral(spectra), context))
+        logits = self.classify(self.features(self.stream.spectral(spectra), context, kept), kept)
         if self.spectral_path is not None:
-            logits = logits + self.spectral_path(answering(spectra, self.config))
+            logits = logits + self.spectral_path(answering(spectra, self.config, kept))
         return self.shaped(logits)
 
-    def features(self, embedded: Tensor, embedded_context: Tensor | None = None) -> Tensor:
+    def features(self, embedded: Tensor, embedded_context: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
         """Normalised tokens (n, tokens, width) after the last block."""
-        tokens = self.stream(embedded)
+        tokens = self.stream(embedded, kept)
         context = None
         if self.context_stream is not None and embedded_context is not None:
-            context = self.context_stream(embedded_context)
+            context = self.context_stream(embedded_context, kept)
         for block in self.blocks:
             tokens = block(tokens, context)
         normalised: Tensor = self.norm(tokens)
         return normalised
 
-    def classify(self, tokens: Tensor) -> Tensor:
+    def classify(self, tokens: Tensor, kept: Tensor | None = None) -> Tensor:
         """Logits of the head: one row a patch, or one a token."""
-        pooled = tokens.mean(dim=1) if self.config.head == "pooled" else answering(tokens, self.config)
+        pooled = tokens.mean(dim=1) if self.config.head == "pooled" else answering(tokens, self.config, kept)
         logits: Tensor = self.classifier(pooled)
         return logits
 
@@ -187,12 +190,16 @@ class SceneClassifier(nn.Module):
         return torch.softmax(network.shaped(logits), dim=-1)
 
 
-def answering(tokens: Tensor, config: ModelConfig) -> Tensor:
+def answering(tokens: Tensor, config: ModelConfig, kept: Tensor | None = None) -> Tensor:
     """The tokens (n, tokens, ...) whose pixels an answer is for: the centre's, or all for the head `token`."""
     if config.head == "token":
         return tokens
-    half = config.patch_px // 2
-    return tokens[:, half * config.patch_px + half]
+    return tokens[:, centre_token(config.patch_px) if kept is None else 0]
+
+
+def centre_token(patch_px: int) -> int:
+    """The place of the centre pixel's token."""
+    return (patch_px // 2) * patch_px + patch_px // 2
 
 
 def take(pixels: Tensor, places: Tensor) -> Tensor:

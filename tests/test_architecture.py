@@ -123,6 +123,15 @@ def test_the_centre_head_reads_the_centre_token():
     assert torch.allclose(net.classify(tokens), net.classify(changed))
 
 
+@pytest.mark.parametrize("head", ["pooled", "centre"])
+@pytest.mark.parametrize("options", [{}, {"spectral_path": True}, {"attention": "cross_cosine"}])
+def test_all_tokens_kept_in_another_order_answer_the_same(head, options):
+    net, patches = network(head=head, **options), torch.randn(2, 4, 4, BANDS)
+    kept = torch.tensor([10, *range(10), *range(11, 16)])
+    torch.testing.assert_close(net(patches, kept), net(patches), atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(net(patches, kept[:6]), net(patches), atol=1e-3)
+
+
 def test_dropout_sleeps_outside_training():
     net, patch = network(dropout=0.5), torch.randn(2, 4, 4, BANDS)
     assert torch.equal(net(patch), net(patch))

@@ -192,9 +192,13 @@ def score_table(scores: Scores) -> str:
         scores.class_names, scores.class_pixels, scores.recall, scores.precision, strict=True
     ):
         lines.append(f"{name:<{width}}  {pixels:>8}  {_percent(found):>8}  {_percent(right):>9}")
-    overall = f"OA {100 * scores.overall_accuracy:.2f}  AA {100 * scores.average_accuracy:.2f}"
-    lines.append(f"{overall}  kappa {100 * scores.kappa:.2f}  (in %, {scores.pixels} test pixels)")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"{score_line(scores)}  (in %, {scores.pixels} test pixels)"])
+
+
+def score_line(scores: Scores) -> str:
+    """The three figures of the field, in percent."""
+    figures = {"OA": scores.overall_accuracy, "AA": scores.average_accuracy, "kappa": scores.kappa}
+    return "  ".join(f"{name} {100 * value:.2f}" for name, value in figures.items())
 
 
 def _percent(share: float | None) -> str:

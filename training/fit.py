@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import pickle
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.architecture import ModelConfig, Transformer, patch_indices
+from model.architecture import ModelConfig, Transformer, centre_token, patch_indices
 from service.errors import OptionsUnusable
 from training.datasets import LabelledScene
 from training.splits import Pixels, Split
@@ -41,6 +40,7 @@ class Recipe:
     symmetries: bool  # rotations and flips about the centre pixel
     gain: float  # standard deviation of a patch's brightness factor
     noise: float  # standard deviation of added noise, in standard deviations of a band
+    token_share: float = 1.0  # share of a patch's tokens that a step looks at, drawn anew; all of them when mapping
     clip_norm: float = 1.0
     label_smoothing: float = 0.05
 
@@ -214,7 +214,7 @@ def _update(
         if recipe.noise:
             patches = patches + recipe.noise * torch.randn(patches.shape, generator=generator, device=device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            logits = network(patches)
+            logits = network(patches, draw_kept(network.config, recipe.token_share, generator))
         loss = F.cross_entropy(
             logits.float().flatten(0, -2),
             batch.targets[part].flatten(),
@@ -230,6 +230,16 @@ def _update(
         group["lr"] = rate
     optimiser.step()
     return total
+
+
+def draw_kept(config: ModelConfig, share: float, generator: torch.Generator) -> Tensor | None:
+    """Tokens to look at, the centre's first and the rest at random; None for all, as where each token must answer."""
+    if share >= 1 or config.head == "token":
+        return None
+    tokens, centre = config.patch_px**2, centre_token(config.patch_px)
+    others = torch.randperm(tokens - 1, generator=generator, device=generator.device)[: round(share * tokens) - 1]
+    others = others + (others >= centre)
+    return torch.cat([others.new_tensor([centre]), others])
 
 
 def predict(network: Transformer, source: PatchSource, centers: Pixels) -> NDArray[np.int64]:
@@ -298,17 +308,24 @@ def _save(
 
 
 def _load(path: Path, network: Transformer, optimiser: torch.optim.Optimizer, fingerprint: dict[str, Any]) -> int:
-    if not path.exists():
-        raise OptionsUnusable(f"--resume found no checkpoint at {path}: start without --resume")
+    require_checkpoint(path)
     try:
         state = torch.load(path, weights_only=True)
-        other = [part for part, value in fingerprint.items() if state["fingerprint"].get(part) != value]
-        if not other:
-            network.load_state_dict(state["network"])
-            optimiser.load_state_dict(state["optimiser"])
-            return int(state["epochs_done"])
-    except (OSError, RuntimeError, ValueError, KeyError, AttributeError, EOFError, pickle.UnpicklingError) as error:
+        made_with = state["fingerprint"]
+    except Exception as error:  # torch's reader raises whatever its bytes lead it into
         raise OptionsUnusable(f"the checkpoint {path} is damaged: delete it and start without --resume") from error
-    raise OptionsUnusable(
-        f"the checkpoint {path} was made with another {', '.join(other)}: repeat its options, or start without --resume"
-    )
+    other = [part for part, value in fingerprint.items() if made_with.get(part) != value]
+    if other:
+        raise OptionsUnusable(
+            f"the checkpoint {path} was made with another {', '.join(other)}: repeat its options, or start without "
+            "--resume"
+        )
+    network.load_state_dict(state["network"])
+    optimiser.load_state_dict(state["optimiser"])
+    return int(state["epochs_done"])
+
+
+def require_checkpoint(path: Path) -> None:
+    """Refuse to go on from nothing."""
+    if not path.exists():
+        raise OptionsUnusable(f"--resume found no checkpoint at {path}: start without --resume")

@@ -13,10 +13,11 @@ from model.architecture import Head, ModelConfig, Positions
 from model.attention import Normalise, Squaring
 from model.bundle import Bundle, open_session
 from service.errors import LabelsUnusable, OptionsUnusable, OutputUnwritable
+from training.baselines import score_baselines
 from training.datasets import LabelledScene, load_labelled_scene
 from training.evaluate import Scores, classify_pixels, score
 from training.export import export_graph, write_bundle
-from training.fit import RECIPES, EpochReport, Recipe, choose_device, fit
+from training.fit import RECIPES, EpochReport, Recipe, choose_device, fit, require_checkpoint
 from training.splits import Split, SplitName, split_labels
 
 
@@ -36,6 +37,7 @@ class TrainOptions:
     split: SplitName = "random"
     seed: int = 0
     device: str = "auto"
+    baselines: bool = False
     resume: bool = False
     classes: str | None = None
     class_field: str | None = None
@@ -67,7 +69,7 @@ class Trained:
 
     bundle: Bundle
     scores: Scores
-    warnings: tuple[str, ...]
+    baselines: dict[str, Scores]
 
 
 def train(
@@ -79,6 +81,8 @@ def train(
     require_writable(options.output)
     recipe = _recipe(options)
     choose_device(options.device)
+    if options.resume:
+        require_checkpoint(options.checkpoint)
     scene = load_labelled_scene(
         options.scene,
         options.labels,
@@ -93,9 +97,8 @@ def train(
     split = split_labels(
         scene.labels, options.split, options.fraction, options.val_fraction, options.seed, config.patch_px
     )
-    warnings = scene.warnings + _split_warnings(scene, split)
     say(_summary(scene, split))
-    for warning in warnings:
+    for warning in scene.warnings + _split_warnings(scene, split):
         say(f"warning: {warning}")
     network = fit(
         scene, split, config, recipe, options.seed, options.device, options.checkpoint, options.resume, report
@@ -107,10 +110,11 @@ def train(
     found = classify_pixels(session, scene.cube, split.test, config.patch_px)
     class_names = tuple(entry.name for entry in scene.legend)
     scores = score(scene.labels[tuple(split.test.T)], found, class_names)
+    baselines = score_baselines(scene, split, options.seed) if options.baselines else {}
     record = _record(options, scene, split, recipe, scores)
     bundle = write_bundle(graph, network, scene, options.name or options.output.stem, record, options.output)
     options.checkpoint.unlink(missing_ok=True)
-    return Trained(bundle, scores, warnings)
+    return Trained(bundle, scores, baselines)
 
 
 def require_writable(output: Path) -> None:

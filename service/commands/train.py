@@ -11,7 +11,7 @@ from model.architecture import HEADS, POSITIONS
 from model.attention import NORMALISE, SQUARING, VARIANTS
 from service.cli import DONE, INTERRUPTED
 from service.progress import Progress
-from training.evaluate import score_table
+from training.evaluate import score_line, score_table
 from training.fit import RECIPES, EpochReport
 from training.splits import SPLITS
 from training.train import TrainOptions, train
@@ -53,6 +53,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     learning.add_argument("--split", choices=SPLITS, help="spatial: no patch shared by train and test (%(default)s)")
     learning.add_argument("--seed", type=int, help="(%(default)s)")
     learning.add_argument("--device", choices=("auto", "cpu", "cuda"), help="(%(default)s)")
+    learning.add_argument(
+        "--baselines", action="store_true", help="score a random forest, an SVM and a logistic regression too"
+    )
     learning.add_argument("--resume", action="store_true", help="go on from the checkpoint beside the output")
 
     network = parser.add_argument_group("network")
@@ -92,6 +95,8 @@ def run(options: argparse.Namespace) -> int:
                 progress.say("stopped before the first epoch was done; nothing was written")
             return INTERRUPTED
     print(score_table(trained.scores))
+    for name, scores in trained.baselines.items():
+        print(f"{name} on the same pixels: {score_line(scores)}")
     print(f"{asked.output}: {asked.output.stat().st_size / 1e6:.2f} MB, self-check passed")
     sys.stdout.flush()
     return DONE

@@ -1,0 +1,176 @@
+"""Fitting: the same seed gives the same weights, micro-batches change nothing, and a stopped run goes on."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from model.architecture import HEADS, ModelConfig, Transformer
+from service.errors import OptionsUnusable
+from tests import scenes
+from training import fit as fitting
+from training.fit import RECIPES, EpochReport, PatchSource, choose_device, draw_batches, fit, learning_rate, predict
+from training.fit import training_targets as targets_of
+from training.splits import split_labels
+
+SMALL = {"bands": 6, "classes": 4, "patch_px": 4, "width": 8, "depth": 1, "heads": 2, "mlp_width": 8}
+SCENE = scenes.labelled_scene(30, 28)
+SPLIT = split_labels(SCENE.labels, "random", 0.1, 0.05, 0, 4)
+CPU = torch.device("cpu")
+
+
+def small(**changes) -> ModelConfig:
+    return ModelConfig(**(SMALL | changes))
+
+
+def recipe(name: str = "strong", **changes):
+    return replace(RECIPES[name], **({"epochs": 4, "batch": 20} | changes))
+
+
+def same_weights(first: Transformer, second: Transformer) -> bool:
+    pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_the_papers_recipe_is_the_papers():
+    paper = RECIPES["paper"]
+    assert (paper.learning_rate, paper.weight_decay, paper.batch, paper.epochs) == (3e-4, 2e-4, 128, 50)
+    assert (paper.clip_norm, paper.label_smoothing) == (1.0, 0.05)
+    assert (paper.one_cycle, paper.symmetries, paper.gain, paper.noise) == (False, False, 0, 0)
+
+
+def test_a_seed_gives_the_same_weights_and_another_does_not():
+    first, again, other = (fit(SCENE, SPLIT, small(), recipe(), seed) for seed in (1, 1, 2))
+    assert same_weights(first, again)
+    assert not same_weights(first, other)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_head_learns_an_easy_scene_by_every_recipe(head, name):
+    net = fit(SCENE, SPLIT, small(head=head), recipe(name, epochs=25, learning_rate=1e-2), 0)
+    found = predict(net, PatchSource(SCENE, 4, CPU), SPLIT.test)
+    assert (found == SCENE.labels[tuple(SPLIT.test.T)]).mean() > 0.85
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_micro_batches_give_the_gradient_of_the_whole_batch(head, monkeypatch):
+    weights = []
+    for micro in (3, 1000):
+        monkeypatch.setattr(fitting, "CPU_MICRO_BATCH", micro)
+        # Noise is drawn per micro-batch and dropout per call; without them both must take the same step.
+        plain = recipe(noise=0.0, token_share=1.0, epochs=2)
+        weights.append(fit(SCENE, SPLIT, small(head=head, dropout=0.0), plain, 0).state_dict())
+    for name, first in weights[0].items():
+        torch.testing.assert_close(first, weights[1][name], atol=2e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("stop_after", [1, 3])
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path, stop_after):
+    def stop(report: EpochReport) -> None:
+        if report.epoch == stop_after:
+            raise KeyboardInterrupt
+
+    checkpoint = tmp_path / "run.checkpoint"
+    undisturbed = fit(SCENE, SPLIT, small(), recipe(), 0)
+    with pytest.raises(KeyboardInterrupt):
+        fit(SCENE, SPLIT, small(), recipe(), 0, checkpoint=checkpoint, report=stop)
+    seen = []
+    resumed = fit(SCENE, SPLIT, small(), recipe(), 0, checkpoint=checkpoint, resume=True, report=seen.append)
+    assert same_weights(undisturbed, resumed)
+    assert [report.epoch for report in seen] == list(range(stop_after + 1, 5))
+
+
+def test_a_checkpoint_of_other_options_is_refused_by_their_names(tmp_path):
+    checkpoint = tmp_path / "run.checkpoint"
+    fit(SCENE, SPLIT, small(), recipe(epochs=1), 0, checkpoint=checkpoint)
+    with pytest.raises(OptionsUnusable, match="another epochs, seed: repeat its options"):
+        fit(SCENE, SPLIT, small(), recipe(epochs=2), 5, checkpoint=checkpoint, resume=True)
+
+
+def test_a_missing_or_damaged_checkpoint_is_refused(tmp_path):
+    checkpoint = tmp_path / "run.checkpoint"
+    with pytest.raises(OptionsUnusable, match="found no checkpoint"):
+        fit(SCENE, SPLIT, small(), recipe(), 0, checkpoint=checkpoint, resume=True)
+    for content in (b"", b"rubbish"):
+        checkpoint.write_bytes(content)
+        with pytest.raises(OptionsUnusable, match="is damaged: delete it"):
+            fit(SCENE, SPLIT, small(), recipe(), 0, checkpoint=checkpoint, resume=True)
+
+
+def test_one_cycle_rises_to_its_peak_and_falls_to_almost_nothing():
+    strong = RECIPES["strong"]
+    rates = [learning_rate(strong, step, 100) for step in range(100)]
+    assert np.argmax(rates) == 30
+    assert rates[30] == pytest.approx(strong.learning_rate)
+    assert rates[0] == pytest.approx(strong.learning_rate / 25)
+    assert rates[-1] < strong.learning_rate / 100
+    assert {learning_rate(RECIPES["paper"], step, 100) for step in range(100)} == {3e-4}
+
+
+def test_every_training_pixel_is_drawn_once_an_epoch_with_its_own_label():
+    source, targets = PatchSource(SCENE, 4, CPU), targets_of(SCENE, SPLIT)
+    batches = list(draw_batches(source, torch.from_numpy(SPLIT.train), targets, small(), recipe(), CPU))
+    centers = torch.cat([batch.places[:, 2, 2] for batch in batches])
+    expected = SPLIT.train[:, 0] * SCENE.labels.shape[1] + SPLIT.train[:, 1]
+    assert sorted(centers.tolist()) == sorted(expected.tolist())
+    labels = torch.cat([batch.targets for batch in batches])
+    assert labels.tolist() == (SCENE.labels.flatten()[centers].astype(int) - 1).tolist()
+
+
+def test_the_token_head_is_supervised_by_training_pixels_only():
+    source, targets = PatchSource(SCENE, 4, CPU), targets_of(SCENE, SPLIT)
+    trained = set((SPLIT.train[:, 0] * SCENE.labels.shape[1] + SPLIT.train[:, 1]).tolist())
+    for batch in draw_batches(source, torch.from_numpy(SPLIT.train), targets, small(head="token"), recipe(), CPU):
+        supervised = batch.targets >= 0
+        assert set(batch.places[supervised].tolist()) <= trained
+        assert supervised.flatten(1).any(dim=1).all()  # every patch holds the pixel it was drawn for
+        assert not supervised.all()
+
+
+def test_eight_symmetries_are_all_different_and_keep_the_pixels():
+    places = PatchSource(SCENE, 4, CPU).places(torch.tensor([[12, 12]]).repeat(8, 1), torch.arange(8))
+    assert len({tuple(patch.flatten().tolist()) for patch in places}) == 8
+    assert set(places[:, 2, 2].tolist()) == {12 * 28 + 12}
+
+
+@pytest.mark.parametrize("head", ["pooled", "centre"])
+def test_a_part_of_the_tokens_always_holds_the_centre_and_each_token_once(head):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        kept = fitting.draw_kept(small(head=head), 0.5, generator)
+        assert kept[0] == 2 * 4 + 2
+        assert len(kept) == len(set(kept.tolist())) == 8
+        assert set(kept.tolist()) <= set(range(16))
+    assert fitting.draw_kept(small(head="token"), 0.5, generator) is None
+    assert fitting.draw_kept(small(head=head), 1.0, generator) is None
+
+
+def test_a_spectral_path_starts_from_logistic_regression_and_stays_frozen():
+    config = small(spectral_path=True)
+    torch.manual_seed(0)
+    net = Transformer(config)
+    fitting.fit_spectral_path(net, SCENE, SPLIT.train)
+    found = predict(net, PatchSource(SCENE, 4, CPU), SPLIT.train)
+    assert (found == SCENE.labels[tuple(SPLIT.train.T)]).mean() > 0.9
+    trained = fit(SCENE, SPLIT, config, recipe(), 0)
+    assert torch.equal(net.spectral_path.weight, trained.spectral_path.weight)
+    assert trained.classifier.weight.abs().sum() > 0
+
+
+def test_two_classes_have_a_spectral_path_too():
+    scene = scenes.labelled_scene(20, 20, classes=2)
+    split = split_labels(scene.labels, "random", 0.1, 0.0, 0, 4)
+    net = fit(scene, split, small(classes=2, spectral_path=True), recipe(epochs=1), 0)
+    found = predict(net, PatchSource(scene, 4, CPU), split.test)
+    assert (found == scene.labels[tuple(split.test.T)]).mean() > 0.9
+
+
+def test_cuda_that_is_not_there_is_refused():
+    if torch.cuda.is_available():
+        assert choose_device("auto").type == "cuda"
+    else:
+        assert choose_device("auto").type == "cpu"
+        with pytest.raises(OptionsUnusable, match="use --device cpu"):
+            choose_device("cuda")

@@ -1,0 +1,169 @@
+"""`hyperscene train` as a person runs it: files in, bundle and table out, one line where it refuses."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.bundle import load_bundle
+from tests.scenes import quadrants, spectra_of, write_tif
+
+LABELS = quadrants(30, 26)
+TINY = ["--depth", "1", "--width", "8", "--heads", "2", "--mlp-width", "8", "--patch", "4", "--fraction", "0.1"]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "service.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture
+def data(tmp_path):
+    write_tif(tmp_path / "scene.tif", spectra_of(LABELS, 6), wavelengths_nm=np.linspace(450, 900, 6))
+    write_tif(tmp_path / "labels.tif", LABELS)
+    return tmp_path
+
+
+def train(data: Path, *more: object, output: str = "bundle.onnx") -> subprocess.CompletedProcess[str]:
+    paths = ["--scene", data / "scene.tif", "--labels", data / "labels.tif", "-o", data / output]
+    return run("train", *paths, *TINY, *more)
+
+
+def refusal(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line of a refusal."""
+    assert done.returncode == 1
+    assert done.stdout == ""
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def test_training_ends_with_a_table_and_a_bundle_that_checks_itself(data):
+    done = train(data, "--epochs", 30, "--classes", "wheat,soil,water,road", "--baselines")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^wheat +\d+ +\d+\.\d\d", done.stdout, re.MULTILINE)
+    assert re.search(r"OA \d+\.\d\d  AA \d+\.\d\d  kappa -?\d+\.\d\d", done.stdout)
+    assert re.search(r"random forest on the same pixels: OA \d+\.\d\d", done.stdout)
+    assert re.search(r"training 30/30 loss \d\.\d+ validation OA \d+\.\d", done.stderr)
+    manifest = load_bundle(data / "bundle.onnx").manifest
+    assert manifest.class_names == ["wheat", "soil", "water", "road"]
+    record = manifest.training
+    assert record["split"]["name"] == "random"
+    assert (record["seed"], record["recipe"]["name"], record["data"]["scene"]) == (0, "strong", "scene.tif")
+    assert f"OA {100 * record['scores']['oa']:.2f}" in done.stdout
+    assert {path.name for path in data.iterdir()} == {"scene.tif", "labels.tif", "bundle.onnx"}
+
+    scored = run(
+        "evaluate",
+        "--bundle",
+        data / "bundle.onnx",
+        "--scene",
+        data / "scene.tif",
+        "--labels",
+        data / "labels.tif",
+        "--json",
+    )
+    document = json.loads(scored.stdout)
+    assert document["training_pixels_left_out"] == record["split"]["train"]
+    assert document["pixels"] == record["split"]["test"] + record["split"]["validation"]
+    assert abs(document["oa"] - record["scores"]["oa"]) < 0.05
+
+
+def test_a_seed_gives_the_same_bundle_twice(data):
+    for output in ("first.onnx", "second.onnx"):
+        assert train(data, "--epochs", 2, "--name", "same", output=output).returncode == 0
+    assert (data / "first.onnx").read_bytes() == (data / "second.onnx").read_bytes()
+
+
+def test_a_spatial_split_is_named_in_the_manifest(data):
+    assert train(data, "--epochs", 1, "--split", "spatial", "--head", "token").returncode == 0
+    manifest = load_bundle(data / "bundle.onnx").manifest
+    assert (manifest.training["split"]["name"], manifest.head) == ("spatial", "token")
+
+
+def test_ctrl_c_leaves_a_checkpoint_that_resume_ends_with_the_same_bundle(data):
+    options = ["--epochs", 40, "--name", "same"]
+    assert train(data, *options, output="whole.onnx").returncode == 0
+    command = [
+        sys.executable,
+        "-m",
+        "service.cli",
+        "train",
+        "--scene",
+        data / "scene.tif",
+        "--labels",
+        data / "labels.tif",
+    ]
+    command += ["-o", data / "cut.onnx", *TINY, *options]
+    checkpoint = data / "cut.onnx.checkpoint"
+    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)
+    while not checkpoint.exists() and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "--resume goes on" in errors
+    assert "Traceback" not in errors
+    assert not (data / "cut.onnx").exists()
+    assert train(data, *options, "--resume", output="cut.onnx").returncode == 0
+    assert (data / "cut.onnx").read_bytes() == (data / "whole.onnx").read_bytes()
+    assert not checkpoint.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--classes", "a,b,c,d,e"], "class 'e' (value 5) of --classes has no labelled pixel"),
+        (["--resume"], "start without --resume"),
+        (["--device", "cuda"], "use --device cpu"),
+        (["--heads", "3"], "make it a multiple"),
+        (["--epochs", "0"], "--epochs must be at least 1"),
+        (["--attention", "dot_product", "--normalise", "key"], "change cosine scores only"),
+        (["--fraction", "1.5"], "--fraction must be at least 0 and below 1"),
+        (["--fraction", "0.999"], "lower --fraction"),
+        (["--wavelengths", "nowhere.txt"], "write one number a line"),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_work_are_refused_in_one_line(data, options, reason):
+    assert reason in refusal(train(data, *options))
+    assert {path.name for path in data.iterdir()} == {"scene.tif", "labels.tif"}
+
+
+def test_bad_data_is_refused_in_one_line(data):
+    write_tif(data / "small.tif", LABELS[:5])
+    np.save(data / "nan.npy", np.full((30, 26, 6), np.nan))
+    for change, reason in (
+        (["--labels", data / "small.tif"], "lay the labels on the scene's grid"),
+        (["--scene", data / "nan.npy"], "--nan-is-nodata"),
+        (["--scene", data / "nowhere.tif"], "there is no file"),
+        (["--labels", data / "scene.tif"], "labels are one band"),
+    ):
+        assert reason in refusal(train(data, *change))
+    assert not (data / "bundle.onnx").exists()
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_training(data):
+    assert "create it, or choose another with -o" in refusal(train(data, output="missing/bundle.onnx"))
+    assert "cannot be written" in refusal(train(data, output="/proc/bundle.onnx"))  # closed to root as well
+    (data / "folder").mkdir()
+    assert "is a folder" in refusal(train(data, output="folder"))
+
+
+def test_wrong_usage_ends_with_two():
+    assert run("train").returncode == 2
+    assert run("nonsense").returncode == 2
+    assert run().returncode == 2
+    assert run("--version").returncode == 0
+
+
+def test_synth_and_evaluate_refuse_in_one_line(tmp_path):
+    assert "use one of .tif" in refusal(run("synth", tmp_path / "scene.jpg"))
+    (tmp_path / "b.onnx").write_text("no bundle")
+    evaluate = run("evaluate", "--bundle", tmp_path / "b.onnx", "--scene", "s.tif", "--labels", "l.tif")
+    assert "no ONNX file" in refusal(evaluate)

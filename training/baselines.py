@@ -1,0 +1,33 @@
+"""What people use today, on the same pixels: classifiers that look at one spectrum at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.svm import SVC
+
+from training.datasets import LabelledScene
+from training.evaluate import Scores, score
+from training.splits import Split
+
+
+def score_baselines(scene: LabelledScene, split: Split, seed: int) -> dict[str, Scores]:
+    """Scores on the test pixels of classifiers fitted to the training pixels' standardised spectra."""
+    spectra = scene.standardised()
+    train, test = tuple(split.train.T), tuple(split.test.T)
+    class_names = tuple(entry.name for entry in scene.legend)
+    scores = {}
+    for name, classifier in _classifiers(seed).items():
+        classifier.fit(spectra[train], scene.labels[train])
+        scores[name] = score(scene.labels[test], classifier.predict(spectra[test]), class_names)
+    return scores
+
+
+def _classifiers(seed: int) -> dict[str, Any]:
+    return {
+        "random forest": RandomForestClassifier(500, random_state=seed),
+        "SVM": SVC(C=100.0),
+        "logistic regression": LogisticRegression(max_iter=5000),
+    }
