@@ -125,7 +125,7 @@ class Transformer(nn.Module):
         self.spectral_path = nn.Linear(config.bands, config.classes) if config.spectral_path else None
 
     def forward(self, patches: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Logits; `kept` (k,) names the only tokens to look at, the centre's first: training looks at parts of patches."""
+        """Logits; `kept` (k,) names the tokens to look at, the centre's first, where training sees part of a patch."""
         spectra = patches.flatten(1, 2)  # (n, tokens, bands)
         if kept is not None:
             spectra = spectra[:, kept]

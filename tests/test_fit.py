@@ -37,7 +37,7 @@ def test_the_papers_recipe_is_the_papers():
     paper = RECIPES["paper"]
     assert (paper.learning_rate, paper.weight_decay, paper.batch, paper.epochs) == (3e-4, 2e-4, 128, 50)
     assert (paper.clip_norm, paper.label_smoothing) == (1.0, 0.05)
-    assert (paper.one_cycle, paper.symmetries, paper.gain, paper.noise) == (False, False, 0, 0)
+    assert (paper.one_cycle, paper.symmetries, paper.token_share) == (False, False, 1.0)
 
 
 def test_a_seed_gives_the_same_weights_and_another_does_not():
@@ -59,8 +59,8 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch(head, monkeypatch):
     weights = []
     for micro in (3, 1000):
         monkeypatch.setattr(fitting, "CPU_MICRO_BATCH", micro)
-        # Noise is drawn per micro-batch and dropout per call; without them both must take the same step.
-        plain = recipe(noise=0.0, token_share=1.0, epochs=2)
+        # Tokens are drawn per micro-batch and dropout per call; without them both must take the same step.
+        plain = recipe(token_share=1.0, epochs=2)
         weights.append(fit(SCENE, SPLIT, small(head=head, dropout=0.0), plain, 0).state_dict())
     for name, first in weights[0].items():
         torch.testing.assert_close(first, weights[1][name], atol=2e-5, rtol=1e-3)

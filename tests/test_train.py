@@ -82,8 +82,10 @@ def test_a_seed_gives_the_same_bundle_twice(data):
 
 
 def test_a_spatial_split_is_named_in_the_manifest(data):
-    assert train(data, "--epochs", 1, "--split", "spatial", "--head", "token").returncode == 0
+    options = ["--epochs", 1, "--split", "spatial", "--head", "token", "--test-pixels", 50]
+    assert train(data, *options).returncode == 0
     manifest = load_bundle(data / "bundle.onnx").manifest
+    assert manifest.training["scores"]["pixels"] == 50
     assert (manifest.training["split"]["name"], manifest.head) == ("spatial", "token")
 
 
@@ -124,6 +126,7 @@ def test_ctrl_c_leaves_a_checkpoint_that_resume_ends_with_the_same_bundle(data):
         (["--device", "cuda"], "use --device cpu"),
         (["--heads", "3"], "make it a multiple"),
         (["--epochs", "0"], "--epochs must be at least 1"),
+        (["--test-pixels", "0"], "--test-pixels must be at least 1"),
         (["--attention", "dot_product", "--normalise", "key"], "change cosine scores only"),
         (["--fraction", "1.5"], "--fraction must be at least 0 and below 1"),
         (["--fraction", "0.999"], "lower --fraction"),

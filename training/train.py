@@ -9,6 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from model.architecture import Head, ModelConfig, Positions
 from model.attention import Normalise, Squaring
 from model.bundle import Bundle, open_session
@@ -18,7 +20,7 @@ from training.datasets import LabelledScene, load_labelled_scene
 from training.evaluate import Scores, classify_pixels, score
 from training.export import export_graph, write_bundle
 from training.fit import RECIPES, EpochReport, Recipe, choose_device, fit, require_checkpoint
-from training.splits import Split, SplitName, split_labels
+from training.splits import Pixels, Split, SplitName, split_labels
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class TrainOptions:
     batch: int | None = None
     fraction: float = 0.01
     val_fraction: float = 0.01
+    test_pixels: int | None = None
     split: SplitName = "random"
     seed: int = 0
     device: str = "auto"
@@ -105,11 +108,12 @@ def train(
     )
     say("exporting and comparing with torch")
     graph = export_graph(network, scene)
-    say(f"scoring {len(split.test)} test pixels")
+    judged = _judged(split, options)
+    say(f"scoring {len(judged)} test pixels")
     session = open_session(graph.SerializeToString(), options.output.name)
-    found = classify_pixels(session, scene.cube, split.test, config.patch_px)
+    found = classify_pixels(session, scene.cube, judged, config.patch_px)
     class_names = tuple(entry.name for entry in scene.legend)
-    scores = score(scene.labels[tuple(split.test.T)], found, class_names)
+    scores = score(scene.labels[tuple(judged.T)], found, class_names)
     baselines = score_baselines(scene, split, options.seed) if options.baselines else {}
     record = _record(options, scene, split, recipe, scores)
     bundle = write_bundle(graph, network, scene, options.name or options.output.stem, record, options.output)
@@ -132,10 +136,10 @@ def require_writable(output: Path) -> None:
 
 def _recipe(options: TrainOptions) -> Recipe:
     recipe = RECIPES[options.recipe]
-    for name in ("epochs", "batch"):
+    for name in ("epochs", "batch", "test_pixels"):
         value = getattr(options, name)
         if value is not None and value < 1:
-            raise OptionsUnusable(f"--{name} must be at least 1, not {value}")
+            raise OptionsUnusable(f"--{name.replace('_', '-')} must be at least 1, not {value}")
     return replace(recipe, epochs=options.epochs or recipe.epochs, batch=options.batch or recipe.batch)
 
 
@@ -169,6 +173,14 @@ def _split_warnings(scene: LabelledScene, split: Split) -> tuple[str, ...]:
     if not untested:
         return ()
     return (f"no test pixels of {', '.join(untested)}: the scores do not speak of them",)
+
+
+def _judged(split: Split, options: TrainOptions) -> Pixels:
+    """The test pixels, or as many of them as were asked for, drawn at random."""
+    if options.test_pixels is None or options.test_pixels >= len(split.test):
+        return split.test
+    chosen = np.random.default_rng(options.seed).choice(len(split.test), options.test_pixels, replace=False)
+    return split.test[np.sort(chosen)]
 
 
 def _summary(scene: LabelledScene, split: Split) -> str:

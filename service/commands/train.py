@@ -50,6 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     learning.add_argument("--batch", type=int, metavar="N", help="(the recipe's)")
     learning.add_argument("--fraction", type=float, help="share of each class to train on (%(default)s)")
     learning.add_argument("--val-fraction", type=float, help="share of each class to validate on (%(default)s)")
+    learning.add_argument("--test-pixels", type=int, metavar="N", help="score at most N, drawn at random (all)")
     learning.add_argument("--split", choices=SPLITS, help="spatial: no patch shared by train and test (%(default)s)")
     learning.add_argument("--seed", type=int, help="(%(default)s)")
     learning.add_argument("--device", choices=("auto", "cpu", "cuda"), help="(%(default)s)")

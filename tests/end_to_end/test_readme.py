@@ -1,0 +1,45 @@
+"""The README's `sh` blocks run as written, in an empty folder, one after the other."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What a reader has after the install block: the repository's files at hand, and its commands on the path."""
+    folder = tmp_path_factory.mktemp("reader")
+    (folder / "model").symlink_to(ROOT / "model")
+    return folder
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=[block.splitlines()[0] for block in BLOCKS])
+def test_the_commands_of_the_readme_work_as_written(block, folder):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block],
+        cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_has_commands_to_run():
+    assert len(BLOCKS) >= 3
+
+
+def test_every_command_of_the_readme_stands_on_its_first_screen():
+    first_screen = README.splitlines()[:30]
+    assert sum(line.startswith("hyperscene ") for line in first_screen) >= 2
+
+
+def test_links_of_the_readme_lead_to_files():
+    for link in re.findall(r"\]\((?!http|#)([^)]+)\)", README):
+        assert (ROOT / link).exists(), link
