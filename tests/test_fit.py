@@ -57,8 +57,8 @@ def test_every_head_learns_an_easy_scene_by_every_recipe(head, name):
 @pytest.mark.parametrize("head", HEADS)
 def test_micro_batches_give_the_gradient_of_the_whole_batch(head, monkeypatch):
     weights = []
-    for micro in (3, 1000):
-        monkeypatch.setattr(fitting, "CPU_MICRO_BATCH", micro)
+    for patches_at_once in (3, 1000):
+        monkeypatch.setattr(fitting, "CPU_TOKENS_AT_ONCE", patches_at_once * 16)
         # Tokens are drawn per micro-batch and dropout per call; without them both must take the same step.
         plain = recipe(token_share=1.0, epochs=2)
         weights.append(fit(SCENE, SPLIT, small(head=head, dropout=0.0), plain, 0).state_dict())

@@ -21,9 +21,9 @@ from service.errors import OptionsUnusable
 from training.datasets import LabelledScene
 from training.splits import Pixels, Split
 
-# Attention matrices of 8 patches (8 x 4 heads x 256 x 256 floats) stay in a 32 MB L3 cache; those of 64 do not.
+# Attention matrices of 8 whole patches (8 x 4 heads x 256 x 256 floats) stay in a 32 MB L3 cache; those of 64 do not.
 # AMD EPYC, 2 cores, forward and backward: 40 patches/s at 64, 108 at 16, 110 at 8, 79 at 2.
-CPU_MICRO_BATCH = 8
+CPU_TOKENS_AT_ONCE = 8 * 256
 CUDA_PREDICT_BATCH = 256
 VALIDATIONS = 20  # times over a run that the validation pixels are looked at
 
@@ -196,7 +196,8 @@ def _update(
 ) -> float:
     """One optimiser step; the gradient is gathered over micro-batches and equals that of the whole batch."""
     device = batch.places.device
-    micro = CPU_MICRO_BATCH if device.type == "cpu" else len(batch.places)
+    tokens = batch.places[0].numel() if network.config.head == "token" else recipe.token_share * batch.places[0].numel()
+    micro = micro_batch(tokens) if device.type == "cpu" else len(batch.places)
     supervised = int((batch.targets >= 0).sum())
     generator = torch.Generator(device).manual_seed(batch.seed)
     optimiser.zero_grad()
@@ -223,6 +224,11 @@ def _update(
     return total
 
 
+def micro_batch(tokens: float) -> int:
+    """How many patches of so many tokens go through the network at once on a CPU."""
+    return max(1, int(CPU_TOKENS_AT_ONCE // tokens))
+
+
 def draw_kept(config: ModelConfig, share: float, generator: torch.Generator) -> Tensor | None:
     """Tokens to look at, the centre's first and the rest at random; None for all, as where each token must answer."""
     if share >= 1 or config.head == "token":
@@ -239,7 +245,8 @@ def predict(network: Transformer, source: PatchSource, centers: Pixels) -> NDArr
     half, device = network.config.patch_px // 2, source.pixels.device
     classes = []
     with torch.inference_mode():
-        for chunk in torch.from_numpy(centers).split(CPU_MICRO_BATCH if device.type == "cpu" else CUDA_PREDICT_BATCH):
+        at_once = micro_batch(network.config.patch_px**2) if device.type == "cpu" else CUDA_PREDICT_BATCH
+        for chunk in torch.from_numpy(centers).split(at_once):
             logits = network(source.pixels[source.places(chunk.to(device))])
             if network.config.head == "token":
                 logits = logits[:, half, half]
