@@ -15,9 +15,11 @@ Wavelengths = NDArray[np.float64]
 NM_PER_UNIT = {
     "nanometers": 1.0,
     "nanometer": 1.0,
+    "nanometres": 1.0,
     "nm": 1.0,
     "micrometers": 1000.0,
     "micrometer": 1000.0,
+    "micrometres": 1000.0,
     "microns": 1000.0,
     "micron": 1000.0,
     "um": 1000.0,
@@ -33,7 +35,7 @@ NM_ABOVE = 100.0
 WIDEST_GAP_SPACINGS = 4.0
 
 _NAMED_WAVELENGTH = re.compile(
-    r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>" + "|".join(sorted(NM_PER_UNIT, key=len, reverse=True)) + r")\b",
+    r"(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<unit>" + "|".join(sorted(NM_PER_UNIT, key=len, reverse=True)) + r")\b",
     re.IGNORECASE,
 )
 
@@ -56,10 +58,15 @@ def to_nm(values: Sequence[float], unit: str | None) -> Wavelengths | None:
     numbers = np.asarray(values, np.float64)
     if numbers.size == 0 or not np.isfinite(numbers).all() or (numbers <= 0).any():
         return None
-    factor = NM_PER_UNIT.get((unit or "").strip().lower())
+    factor = unit_in_nm(unit)
     if factor is None:
         factor = 1.0 if numbers.max() > NM_ABOVE else 1000.0
     return numbers * factor
+
+
+def unit_in_nm(unit: str | None) -> float | None:
+    """How many nm a unit has; None where it is missing or unknown."""
+    return NM_PER_UNIT.get((unit or "").strip().lower())
 
 
 def from_band_names(names: Sequence[str | None]) -> Wavelengths | None:
@@ -90,11 +97,13 @@ def match_bands(
     """Same wavelengths within half a spacing; else resampled; else, where neither side has any, equal counts."""
     if scene_nm is None or bundle_nm is None:
         return _match_by_count(scene_nm, scene_bands, bundle_nm, bundle_bands)
+    if len(scene_nm) == len(bundle_nm) and np.allclose(scene_nm, bundle_nm, rtol=0, atol=0.01):
+        return BandMatch("same", np.arange(scene_bands), None)
     distance = np.abs(scene_nm[None, :] - bundle_nm[:, None])  # (bundle bands, scene bands)
     nearest = distance.argmin(axis=1)
     half_spacing = min(spacing_nm(scene_nm), spacing_nm(bundle_nm)) / 2
     # Far narrower bands than the bundle's are averaged under its bands instead of one of them being picked.
-    is_finer = bundle_fwhm_nm is not None and 2 * spacing_nm(scene_nm) < float(np.median(bundle_fwhm_nm))
+    is_finer = bundle_fwhm_nm is not None and 2 * spacing_nm(scene_nm) < spacing_nm(bundle_nm)
     if not is_finer and (distance.min(axis=1) <= half_spacing).all() and len(set(nearest)) == len(nearest):
         return BandMatch("same", nearest.astype(np.int64), None)
     _require_cover(scene_nm, bundle_nm, distance)
@@ -155,7 +164,7 @@ def _resampling_weights(
             weights[0, band] = 1
         else:
             low, high = ordered[right[band] - 1], ordered[right[band]]
-            share = float(np.clip((wavelength - low) / (high - low), 0, 1))
+            share = float(np.clip((wavelength - low) / (high - low), 0, 1)) if high > low else 1.0
             weights[order[right[band] - 1], band] = 1 - share
             weights[order[right[band]], band] = share
     return weights

@@ -33,13 +33,6 @@ class DtypeUnsupported(ServiceError):
     status = 422
 
 
-class BandsMissing(ServiceError):
-    """Wavelengths are absent where they are needed, or do not cover the bundle's."""
-
-    code = "bands_missing"
-    status = 422
-
-
 class SceneUnusable(ServiceError):
     """The scene can be read, but nothing can be learnt from it as it is."""
 

@@ -18,20 +18,31 @@ class Progress:
         self._total = total
         self._what = what
         self._done = 0
+        self._first = 0  # steps that an earlier run had done: they say nothing about this one's speed
         self._began = self._said = time.monotonic()
-        self._bar = tqdm(total=total, desc=what, file=sys.stderr, dynamic_ncols=True) if sys.stderr.isatty() else None
+        self._bar: tqdm | None = None
 
     def advance_to(self, done: int, note: str = "") -> None:
         """Show that `done` steps of the total are behind us."""
+        if self._done == 0:
+            self._first = done - 1
+            self._open_bar()
         if self._bar is not None:
-            if self._done == 0 and done > 1:  # resumed: earlier steps say nothing about the speed
-                self._bar.initial = done - 1
             self._bar.set_postfix_str(note, refresh=False)
             self._bar.update(done - self._bar.n)
+            self._bar.refresh()
         elif done == self._total or time.monotonic() - self._said >= LINE_EVERY_S:
             self._said = time.monotonic()
             print(f"{self._what} {done}/{self._total} {note} {self._left(done)}".rstrip(), file=sys.stderr, flush=True)
         self._done = done
+
+    def _open_bar(self) -> None:
+        """Begin the bar with the first step: a refusal before it leaves no empty one."""
+        if sys.stderr.isatty():
+            self._bar = tqdm(
+                total=self._total, initial=self._first, desc=self._what, file=sys.stderr, dynamic_ncols=True
+            )
+            self._bar.start_t -= time.monotonic() - self._began
 
     def say(self, text: str) -> None:
         """Print a line without tearing the bar."""
@@ -41,7 +52,7 @@ class Progress:
             print(text, file=sys.stderr, flush=True)
 
     def _left(self, done: int) -> str:
-        seconds = (time.monotonic() - self._began) / max(done, 1) * (self._total - done)
+        seconds = (time.monotonic() - self._began) / (done - self._first) * (self._total - done)
         return f"{seconds:.0f} s left" if done < self._total else ""
 
     def __enter__(self) -> Progress:

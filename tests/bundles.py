@@ -10,7 +10,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from model.bundle import (
-    DIGEST_KEY,
     MANIFEST_KEY,
     NO_DIGEST,
     Check,
@@ -65,6 +64,7 @@ def describe(graph: onnx.ModelProto, bands: int = 5, classes: int = 3, **changes
         "architecture": {},
         "nodata_fill": mean,
         "training": {},
+        "digest": NO_DIGEST,
         "check": question.model_copy(update={"probabilities": answer.tolist()}),
     }
     return Manifest(**(fields | changes))
@@ -77,8 +77,8 @@ def write_bundle(path: Path, bands: int = 5, classes: int = 3, **changes: Any) -
     return path
 
 
-def write_with(path: Path, graph: onnx.ModelProto, manifest: str, digest: bool = True) -> None:
-    """The graph with any text for a manifest, sealed or not."""
-    helper.set_model_props(graph, {MANIFEST_KEY: manifest} | ({DIGEST_KEY: NO_DIGEST} if digest else {}))
+def write_with(path: Path, graph: onnx.ModelProto, manifest: str) -> None:
+    """The graph with any text for a manifest, sealed where that has a place for the digest."""
+    helper.set_model_props(graph, {MANIFEST_KEY: manifest})
     content = graph.SerializeToString()
-    path.write_bytes(sealed(content) if digest else content)
+    path.write_bytes(sealed(content) if NO_DIGEST in manifest else content)

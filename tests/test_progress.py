@@ -1,9 +1,12 @@
 """Progress: a bar where somebody watches, plain lines where a file does."""
 
+import fcntl
 import os
 import pty
+import struct
 import subprocess
 import sys
+import termios
 
 WORK = """
 from service.progress import Progress
@@ -16,6 +19,7 @@ with Progress(4, "training") as progress:
 
 def test_a_terminal_gets_a_bar_with_note_and_time_left():
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     process = subprocess.Popen([sys.executable, "-c", WORK], stderr=theirs)
     process.wait(timeout=60)
     os.close(theirs)

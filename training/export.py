@@ -17,7 +17,6 @@ from torch.export import Dim
 
 from model.architecture import SceneClassifier, Transformer
 from model.bundle import (
-    DIGEST_KEY,
     MANIFEST_KEY,
     NO_DIGEST,
     Bundle,
@@ -113,7 +112,7 @@ def write_bundle(
     """Add the manifest, seal the file, put it in place whole, and load it as serving will."""
     manifest = _describe(graph.SerializeToString(), network, scene, name, training)
     # One text for one manifest: the same training gives the same bytes.
-    onnx.helper.set_model_props(graph, {MANIFEST_KEY: manifest.model_dump_json(), DIGEST_KEY: NO_DIGEST})
+    onnx.helper.set_model_props(graph, {MANIFEST_KEY: manifest.model_dump_json()})
     unfinished = output.with_name(output.name + ".part")
     try:
         unfinished.write_bytes(sealed(graph.SerializeToString()))
@@ -152,6 +151,7 @@ def _describe(
         architecture=asdict(config),
         nodata_fill=mean,
         training=training,
+        digest=NO_DIGEST,
         check=question.model_copy(update={"probabilities": np.round(answer, 7).astype(float).round(7).tolist()}),
     )
 

@@ -16,7 +16,7 @@ from rasterio.errors import RasterioError
 from rasterio.transform import Affine
 from rasterio.windows import Window
 
-from model.spectra import Wavelengths, from_band_names, parse_list, to_nm
+from model.spectra import Wavelengths, from_band_names, parse_list, to_nm, unit_in_nm
 from service.errors import DtypeUnsupported, SceneIncomplete, SceneUnreadable
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # classic and BigTIFF, both byte orders
@@ -44,6 +44,7 @@ class Scene:
     has_mask: bool
     crs: CRS | None
     transform: Affine
+    warnings: tuple[str, ...]
 
     @property
     def is_georeferenced(self) -> bool:
@@ -58,6 +59,8 @@ def open_scene(path: Path) -> Scene:
             return _understand(path, driver, dataset)
     except RasterioError as error:
         raise SceneUnreadable(f"{path.name} cannot be read as {driver}: {error}; send {FORMATS}") from error
+    except ValueError as error:  # numbers or letters in a header that are none
+        raise SceneUnreadable(f"the header of {path.name} cannot be understood ({error}): mend it") from error
 
 
 def read_cube(scene: Scene, window: Window | None = None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -112,7 +115,8 @@ def _locate(path: Path) -> tuple[Path, str]:
 
 
 def _header_of(path: Path) -> Path | None:
-    for header in (path.with_suffix(".hdr"), path.with_name(path.name + ".hdr")):
+    names = (path.stem + ".hdr", path.stem + ".HDR", path.name + ".hdr", path.name + ".HDR")
+    for header in map(path.with_name, names):
         if header.is_file() and header.read_bytes()[:4] == b"ENVI":
             return header
     return None
@@ -136,8 +140,17 @@ def _understand(path: Path, driver: str, dataset: Any) -> Scene:
         _check_size(path, dataset, header)
     colors = dataset.colorinterp
     candidates = [band for band in dataset.indexes if colors[band - 1] != ColorInterp.alpha]
-    good = _good_bands(candidates, header.get("bbl") or dataset.tags().get("bbl"))
-    wavelengths_nm, fwhm_nm = _wavelengths(dataset, header, good)
+    listed = {name: _listed(dataset, header, name) for name in ("bbl", "wavelength", "fwhm")}
+    warnings = [
+        f"{name} lists {len(numbers)} values for {dataset.count} bands and was ignored"
+        for name, numbers in listed.items()
+        if numbers and len(numbers) != dataset.count
+    ]
+    bad_flags = listed["bbl"] if len(listed["bbl"]) == dataset.count else [1.0] * dataset.count
+    good = [band for band in candidates if bad_flags[band - 1]]
+    if not good:
+        raise SceneUnreadable(f"the header of {path.name} marks every band as bad (bbl): mend it")
+    wavelengths_nm, fwhm_nm = _wavelengths(dataset, listed["fwhm"], good)
     factor = _reflectance_factor(header)
     return Scene(
         path=path,
@@ -155,6 +168,7 @@ def _understand(path: Path, driver: str, dataset: Any) -> Scene:
         has_mask=MaskFlags.per_dataset in dataset.mask_flag_enums[0],
         crs=dataset.crs,
         transform=dataset.transform,
+        warnings=tuple(warnings),
     )
 
 
@@ -162,25 +176,18 @@ def _check_size(path: Path, dataset: Any, header: dict[str, str]) -> None:
     """GDAL reads zeros where an ENVI file ends too early; count its bytes instead."""
     if header.get("file_compression", "0").strip() == "1":
         return
-    item_bytes = ENVI_ITEM_BYTES.get(int(header.get("data_type", "0")), 0)
+    item_bytes = ENVI_ITEM_BYTES[int(header["data_type"])]
     expected = int(header.get("header_offset", "0")) + dataset.width * dataset.height * dataset.count * item_bytes
     found = path.stat().st_size
     if found < expected:
         raise SceneUnreadable(f"{path.name} is cut short: {found} bytes of {expected}; copy it again")
 
 
-def _good_bands(candidates: list[int], bad_band_list: str | None) -> list[int]:
-    if not bad_band_list:
-        return candidates
-    flags = parse_list(bad_band_list)
-    if len(flags) != len(candidates):
-        return candidates
-    return [band for band, flag in zip(candidates, flags, strict=True) if flag]
+def _listed(dataset: Any, header: dict[str, str], name: str) -> list[float]:
+    return parse_list(header.get(name) or dataset.tags().get(name) or "")
 
 
-def _wavelengths(
-    dataset: Any, header: dict[str, str], good: list[int]
-) -> tuple[Wavelengths | None, Wavelengths | None]:
+def _wavelengths(dataset: Any, fwhm: list[float], good: list[int]) -> tuple[Wavelengths | None, Wavelengths | None]:
     """Band tags are exact; GDAL's IMAGERY domain is rounded to 1 nm; band names come last."""
     tags = [dataset.tags(band) for band in good]
     imagery = [dataset.tags(band, ns="IMAGERY") for band in good]
@@ -188,10 +195,9 @@ def _wavelengths(
     fwhm_nm = None
     if all("FWHM_UM" in tag for tag in imagery):
         fwhm_nm = to_nm([float(tag["FWHM_UM"]) for tag in imagery], "um")
-    listed = header.get("fwhm") or dataset.tags().get("fwhm")
-    if listed and len(numbers := parse_list(listed)) == dataset.count:
-        guessed = "nm" if max(numbers) > 1 else "um"  # no band is 1 um wide, and none narrower than 1 pm
-        fwhm_nm = to_nm([numbers[band - 1] for band in good], unit or guessed)
+    if len(fwhm) == dataset.count:
+        guessed = "nm" if max(fwhm) > 1 else "um"  # no band is 1 um wide, and none as narrow as 1 nm in um
+        fwhm_nm = to_nm([fwhm[band - 1] for band in good], unit if unit_in_nm(unit) else guessed)
     if tags and all(_is_number(tag.get("wavelength")) for tag in tags):
         return to_nm([float(tag["wavelength"]) for tag in tags], unit), fwhm_nm
     if imagery and all("CENTRAL_WAVELENGTH_UM" in tag for tag in imagery):
@@ -200,7 +206,7 @@ def _wavelengths(
 
 
 def _is_number(text: str | None) -> bool:
-    return bool(text and re.fullmatch(r"\s*\d+(\.\d*)?([eE][-+]?\d+)?\s*", text))
+    return bool(text and re.fullmatch(r"\s*(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?\s*", text))
 
 
 def _reflectance_factor(header: dict[str, str]) -> float:
