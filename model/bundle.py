@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 FORMAT_VERSION = 1
+DEMO_BUNDLE = Path(__file__).parent / "bundles" / "demo.onnx"
 MANIFEST_KEY = "hyperscene"
 NO_DIGEST = "0" * 64
 # Other processors and engines round differently; a wrong weight or a wrong order of bands is far above this.

@@ -57,6 +57,35 @@ def test_given_names_win_over_the_files_and_keep_its_colours():
     assert legend[1].color == "#010203"
 
 
+def test_names_that_tell_classes_apart_take_colours_and_no_others():
+    polygons = FileLegend({1: "grass", 2: "roof"}, {}, are_names_fixed=True)
+    legend = make_legend([1, 2], polygons, "roof #ff0000")
+    assert [(entry.name, entry.color) for entry in legend][1] == ("roof", "#ff0000")
+    with pytest.raises(LabelsUnusable, match="own classes are grass, roof; --classes names 'tree'"):
+        make_legend([1, 2], polygons, "roof,tree")
+
+
+@pytest.mark.parametrize("content", ["1=gr\u00fcn\n2=rot", "\ufeff1=gr\u00fcn\n2=rot"])
+def test_a_file_of_names_may_begin_with_a_byte_order_mark(tmp_path, content):
+    (tmp_path / "names.txt").write_text(content, encoding="utf-8")
+    assert names([1, 2], str(tmp_path / "names.txt")) == ["gr\u00fcn", "rot"]
+
+
+def test_a_file_of_names_in_another_encoding_is_refused(tmp_path):
+    (tmp_path / "names.txt").write_bytes("gr\u00fcn".encode("latin-1"))
+    with pytest.raises(LabelsUnusable, match="UTF-8"):
+        make_legend([1], NOTHING, str(tmp_path / "names.txt"))
+
+
+def test_broken_sidecars_count_as_absent(tmp_path):
+    path = write_tif(tmp_path / "l.tif", quadrants(4, 4, 2))
+    (tmp_path / "l.qml").write_text("<qgis><paletteEntry value='1' label='a' color='red'/></qgis>")
+    (tmp_path / "l.tif.aux.xml").write_text("<PAMDataset>")
+    with rasterio.open(path) as file:
+        legend = read_file_legend(path, file)
+    assert (legend.names, legend.colors) == ({1: "a"}, {})
+
+
 def test_made_up_colours_all_differ():
     assert len({distinct_color(place) for place in range(64)}) == 64
 

@@ -1,6 +1,7 @@
 """Scenes and labels in each format, and what is refused of them."""
 
 import json
+import warnings
 
 import h5py
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 import scipy.io
 import shapely
 from rasterio.crs import CRS
-from rasterio.transform import from_origin
+from rasterio.errors import NotGeoreferencedWarning
+from rasterio.transform import Affine, from_origin
 from rasterio.warp import transform as transform_points
 
 from service.errors import LabelsUnusable, SceneUnreadable, SceneUnusable, ServiceError
@@ -48,7 +50,7 @@ def polygons(path, driver, crs=UTM, field="kind", names=("wheat", "soil", "water
         if crs != UTM:
             corners = list(zip(*transform_points(UTM, crs, *zip(*corners, strict=True)), strict=True))
         shapes.append(shapely.Polygon(corners))
-    values = np.array(names[: len(shapes)], object)
+    values = np.array(names[: len(shapes)], object if isinstance(names[0], str) else np.int32)
     pyogrio.raw.write(
         path, np.array(shapely.to_wkb(shapes)), [values], [field],
         geometry_type="Polygon", crs=crs.to_wkt(), driver=driver,
@@ -133,6 +135,79 @@ def test_polygons_are_reprojected_and_rasterised(tmp_path, scene_path, suffix, d
     assert [entry.name for entry in scene.legend] == ["soil", "water", "wheat"]
     expected = np.choose(LABELS - 1, [3, 1, 2, 3])  # by the alphabet
     np.testing.assert_array_equal(scene.labels, expected)
+
+
+def test_numbered_polygons_keep_their_numbers(tmp_path, scene_path):
+    path = polygons(tmp_path / "p.gpkg", "GPKG", names=(2, 5, 10, 2))
+    scene = load_labelled_scene(scene_path, path, class_field="kind", class_names="2=a,5=b,10=c")
+    assert [(entry.value, entry.name) for entry in scene.legend] == [(2, "a"), (5, "b"), (10, "c")]
+    np.testing.assert_array_equal(scene.labels, np.choose(LABELS - 1, [1, 2, 3, 1]))
+
+
+def test_polygon_names_are_not_swapped_by_a_list_in_another_order(tmp_path, scene_path):
+    path = polygons(tmp_path / "p.gpkg", "GPKG")
+    with pytest.raises(LabelsUnusable, match="own classes are soil, water, wheat; --classes names 'Wheat'"):
+        load_labelled_scene(scene_path, path, class_field="kind", class_names="Wheat,Soil,Water")
+    scene = load_labelled_scene(scene_path, path, class_field="kind", class_names="wheat #aabbcc,soil,water")
+    assert [(entry.name, entry.color) for entry in scene.legend][2] == ("wheat", "#aabbcc")
+
+
+def test_a_polygon_without_a_class_is_refused(tmp_path, scene_path):
+    path = polygons(tmp_path / "p.gpkg", "GPKG", names=("a", "", "b", "c"))
+    with pytest.raises(LabelsUnusable, match="has no value in 'kind'"):
+        load_labelled_scene(scene_path, path, class_field="kind")
+
+
+def test_metres_in_a_geojson_that_should_hold_degrees_are_refused(tmp_path, scene_path):
+    box = [[380_000, 5_820_000], [380_090, 5_820_000], [380_090, 5_819_900], [380_000, 5_820_000]]
+    feature = {"type": "Feature", "properties": {"kind": "a"}, "geometry": {"type": "Polygon", "coordinates": [box]}}
+    (tmp_path / "p.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": [feature]}))
+    with pytest.raises(LabelsUnusable, match=r"p\.geojson"):
+        load_labelled_scene(scene_path, tmp_path / "p.geojson", class_field="kind")
+
+
+def test_points_and_several_layers_are_refused(tmp_path, scene_path):
+    point = np.array([shapely.to_wkb(shapely.Point(GRID @ (1, 1)))])
+    for layer in ("first", "second"):
+        pyogrio.raw.write(
+            tmp_path / "p.gpkg", point, [np.array(["a"], object)], ["kind"], geometry_type="Point", crs=UTM.to_wkt(),
+            driver="GPKG", layer=layer, append=layer == "second",
+        )  # fmt: skip
+        reason = "no polygons: keep only polygons" if layer == "first" else "several layers, first, second"
+        with pytest.raises(LabelsUnusable, match=reason):
+            load_labelled_scene(scene_path, tmp_path / "p.gpkg", class_field="kind")
+
+
+def test_labels_without_a_coordinate_system_must_lie_right_all_the_same(tmp_path, scene_path):
+    path = write_tif(tmp_path / "l.tif", LABELS, crs=None, transform=from_origin(380_300, 5_820_000, 30, 30))
+    with pytest.raises(LabelsUnusable, match="columns off"):
+        load_labelled_scene(scene_path, path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotGeoreferencedWarning)
+        path = write_tif(tmp_path / "plain.tif", LABELS, crs=None, transform=Affine.identity())
+        np.testing.assert_array_equal(load_labelled_scene(scene_path, path).labels, LABELS)
+
+
+def test_a_matlab_file_with_other_things_in_it_is_read(tmp_path, labels_path):
+    with h5py.File(tmp_path / "c.mat", "w") as file:
+        file["cube"] = VALUES.T
+        file["text"] = "a note"
+        file["nothing"] = h5py.Empty("f")
+        file.create_group("group")["inner"] = VALUES.T
+    np.testing.assert_allclose(load_labelled_scene(tmp_path / "c.mat", labels_path).cube, VALUES)
+
+
+def test_a_value_that_no_sensor_measures_is_refused(tmp_path, labels_path):
+    values = VALUES.copy()
+    values[0, 0] = -3.4e38
+    with pytest.raises(SceneUnusable, match="no-data value"):
+        load_labelled_scene(write_tif(tmp_path / "s.tif", values), labels_path)
+
+
+def test_an_empty_cube_is_refused(tmp_path, labels_path):
+    np.save(tmp_path / "cube.npy", np.zeros((12, 10, 0)))
+    with pytest.raises(SceneUnreadable, match="no cube"):
+        load_labelled_scene(tmp_path / "cube.npy", labels_path)
 
 
 def test_a_field_that_is_not_there_lists_those_that_are(tmp_path, scene_path):

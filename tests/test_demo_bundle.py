@@ -1,27 +1,23 @@
 """The demo bundle: small, sound, and better than a random forest on a landscape it never saw."""
 
-from pathlib import Path
-
 import numpy as np
 from sklearn.ensemble import RandomForestClassifier
 
-from model.bundle import load_bundle
+from model.bundle import DEMO_BUNDLE, load_bundle
 from training.evaluate import classify_pixels
 from training.synthetic import MATERIALS, SyntheticScene, make_scene
 
-DEMO = Path(__file__).parent.parent / "model" / "bundles" / "demo.onnx"
-
 
 def test_the_demo_bundle_is_small_and_sound():
-    bundle = load_bundle(DEMO)
-    assert DEMO.stat().st_size < 1_500_000
+    bundle = load_bundle(DEMO_BUNDLE)
+    assert DEMO_BUNDLE.stat().st_size < 1_500_000
     assert bundle.manifest.class_names == [material.name for material in MATERIALS]
     assert bundle.manifest.class_colors == [material.color for material in MATERIALS]
     assert bundle.manifest.training["split"]["name"] == "random"
 
 
 def test_the_demo_bundle_maps_an_unseen_landscape_far_better_than_a_random_forest_per_pixel():
-    bundle = load_bundle(DEMO)
+    bundle = load_bundle(DEMO_BUNDLE)
     cube, labels = make_scene(SyntheticScene(128, 128, 64, seed=77))
     valid = labels > 0
     filled = np.where(valid[..., None], cube, np.array(bundle.manifest.nodata_fill, np.float32))

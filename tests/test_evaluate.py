@@ -49,6 +49,20 @@ def test_a_bundle_of_other_classes_is_refused(tmp_path):
         score_bundle(load_bundle(path), scene_path, labels_path)
 
 
+def test_a_class_the_bundle_does_not_know_is_never_taken_for_another(tmp_path):
+    record = {"data": {"label_values": [1, 2, 3]}}
+    names = ["corn", "soy", "wheat"]
+    bundle = load_bundle(bundles.write_bundle(tmp_path / "b.onnx", class_names=names, training=record))
+    labels = quadrants(12, 12, 2)
+    scene_path = write_tif(tmp_path / "s.tif", spectra_of(labels, 5), wavelengths_nm=np.linspace(450, 900, 5))
+    labels_path = write_tif(tmp_path / "l.tif", labels)
+    with pytest.raises(LabelsUnusable, match="knows no class 'water'"):
+        score_bundle(bundle, scene_path, labels_path, class_names="corn,water")
+    by_name = score_bundle(bundle, scene_path, labels_path, class_names="soy,corn")
+    by_value = score_bundle(bundle, scene_path, labels_path)
+    assert by_name.scores.class_pixels == (*by_value.scores.class_pixels[1::-1], 0)
+
+
 def test_bands_are_matched_by_wavelength(tmp_path):
     bundle = load_bundle(bundles.write_bundle(tmp_path / "b.onnx", classes=4))
     labels, wavelengths_nm = quadrants(12, 12), np.linspace(450, 900, 5)

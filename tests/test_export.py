@@ -47,6 +47,19 @@ def classifier(net: Transformer) -> SceneClassifier:
 
 
 @pytest.mark.parametrize("changes", NETWORKS.values(), ids=NETWORKS.keys())
+def test_every_weight_of_it_learns(changes):
+    net = network(**changes).train()
+    patches = torch.randn(5, net.config.patch_px, net.config.patch_px, 6)
+    answer = net(patches)
+    assert answer.shape == ((5, *patches.shape[1:3], 4) if net.config.head == "token" else (5, 4))
+    torch.nn.functional.cross_entropy(answer.flatten(0, -2), torch.arange(answer[..., 0].numel()) % 4).backward()
+    for name, weight in net.named_parameters():
+        assert weight.grad is not None, name
+        assert torch.isfinite(weight.grad).all(), name
+        assert weight.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("changes", NETWORKS.values(), ids=NETWORKS.keys())
 def test_the_exported_graph_answers_as_torch(changes):
     net = network(**changes)
     session = open_session(export_graph(net, SCENE).SerializeToString(), "exported")

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from model.architecture import HEADS, ModelConfig, Transformer
-from service.errors import OptionsUnusable
+from service.errors import OptionsUnusable, OutputUnwritable
 from tests import scenes
 from training import fit as fitting
+from training.baselines import score_baselines
 from training.fit import RECIPES, EpochReport, PatchSource, choose_device, draw_batches, fit, learning_rate, predict
 from training.fit import training_targets as targets_of
 from training.splits import split_labels
@@ -97,6 +98,20 @@ def test_a_missing_or_damaged_checkpoint_is_refused(tmp_path):
         checkpoint.write_bytes(content)
         with pytest.raises(OptionsUnusable, match="is damaged: delete it"):
             fit(SCENE, SPLIT, small(), recipe(), 0, checkpoint=checkpoint, resume=True)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path):
+    with pytest.raises(OutputUnwritable, match="cannot be written"):
+        fit(SCENE, SPLIT, small(), recipe(epochs=1), 0, checkpoint=tmp_path / "missing" / "run.checkpoint")
+    with pytest.raises(OutputUnwritable, match="cannot be written"):
+        fit(SCENE, SPLIT, small(), recipe(epochs=1), 0, checkpoint=tmp_path / ("x" * 253))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_baselines_answer_for_the_pixels_they_are_asked_about():
+    scores = score_baselines(SCENE, SPLIT.train, SPLIT.test[:50], 0)
+    assert {found.pixels for found in scores.values()} == {50}
+    assert min(found.overall_accuracy for found in scores.values()) > 0.8
 
 
 def test_one_cycle_rises_to_its_peak_and_falls_to_almost_nothing():

@@ -53,6 +53,42 @@ def test_bad_bands_are_dropped_with_their_wavelengths(tmp_path):
     assert scene.bad_bands == 1
 
 
+@pytest.mark.parametrize("unit", ["Nanometers", "nanometres", "nanometers (nm)", "Unknown"])
+def test_band_widths_are_nm_however_the_unit_is_spelt(tmp_path, unit):
+    header = f"wavelength units = {unit}\nwavelength = {{500, 600, 700, 800}}\nfwhm = {{10, 10, 10, 10}}\n"
+    scene = open_scene(write_envi(tmp_path / "s.img", VALUES.astype("int16"), header))
+    np.testing.assert_allclose(scene.fwhm_nm, 10)
+    np.testing.assert_allclose(scene.wavelengths_nm, [500, 600, 700, 800])
+
+
+def test_lists_of_another_length_are_ignored_with_a_warning(tmp_path):
+    header = "bbl = {1, 0}\nwavelength units = Nanometers\nwavelength = {500, 600, 700}\n"
+    scene = open_scene(write_envi(tmp_path / "s.img", VALUES.astype("int16"), header))
+    assert len(scene.bands) == 4
+    assert scene.warnings == (
+        "bbl lists 2 values for 4 bands and was ignored",
+        "wavelength lists 3 values for 4 bands and was ignored",
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["bbl = {good, bad, good, good}", "fwhm = {a, b, c, d}", "bbl = {0, 0, 0, 0}", "band names = {gr\xfcn, b, c, d}"],
+)
+def test_a_header_that_makes_no_sense_is_refused(tmp_path, line):
+    path = write_envi(tmp_path / "s.img", VALUES.astype("int16"))
+    header = path.with_suffix(".hdr")
+    header.write_bytes(header.read_bytes() + line.encode("latin-1") + b"\n")
+    with pytest.raises(SceneUnreadable, match="mend it"):
+        open_scene(path)
+
+
+def test_a_header_in_capitals_is_found(tmp_path):
+    path = write_envi(tmp_path / "S.img", VALUES.astype("int16"))
+    path.with_suffix(".hdr").rename(path.with_suffix(".HDR"))
+    np.testing.assert_array_equal(read_cube(open_scene(path))[0], VALUES)
+
+
 def test_wavelength_tags_are_exact(tmp_path):
     scene = open_scene(
         write_tif(tmp_path / "s.tif", VALUES.astype("int16"), wavelengths_nm=np.array([450.1234, 500, 550, 600]))

@@ -17,6 +17,7 @@ BUNDLE = np.arange(500.0, 1000.0, 10)
         ([0.4505], "Micrometers", 450.5),
         ([0.4505], "um", 450.5),
         ([450.5], None, 450.5),
+        ([0.4505], "Micrometres", 450.5),
         ([0.4505], None, 450.5),
         ([450.5], "Unknown", 450.5),
         ([12.0], None, 12_000.0),
@@ -32,7 +33,7 @@ def test_numbers_that_are_no_wavelengths_are_none(values):
 
 
 def test_wavelengths_are_found_in_band_names():
-    names = ["band 1 (0.455400 Micrometers)", "Band 2 (469.4 nm)", "0.4843 um"]
+    names = ["band 1 (0.455400 Micrometers)", "Band 2 (469.4 nm)", ".4843 um"]
     np.testing.assert_allclose(from_band_names(names), [455.4, 469.4, 484.3])
 
 
@@ -50,6 +51,22 @@ def test_the_same_wavelengths_match_in_any_order():
     match = match_bands(BUNDLE[order] + 2, len(BUNDLE), BUNDLE, len(BUNDLE))
     assert match.kind == "same"
     np.testing.assert_array_equal(order[match.bands], np.arange(len(BUNDLE)))
+
+
+@pytest.mark.parametrize("fwhm_nm", [None, 2.0, 12.0, 40.0])
+def test_a_scene_matches_itself_whatever_the_width_of_its_bands(fwhm_nm):
+    fwhm = None if fwhm_nm is None else np.full(len(BUNDLE), fwhm_nm)
+    match = match_bands(BUNDLE, len(BUNDLE), BUNDLE, len(BUNDLE), fwhm)
+    assert match.kind == "same"
+    np.testing.assert_array_equal(match.bands, np.arange(len(BUNDLE)))
+
+
+def test_a_wavelength_that_stands_twice_gives_no_nan():
+    twice = np.array([450.0, 450.0, 470.0, 490.0])
+    np.testing.assert_array_equal(match_bands(twice, 4, twice, 4).bands, [0, 1, 2, 3])
+    match = match_bands(twice, 4, np.array([450.0, 457.0, 480.0]), 3)
+    assert match.weights is not None
+    np.testing.assert_allclose(match.weights.sum(axis=0), 1)
 
 
 def test_more_bands_than_needed_are_left_out():

@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+import torch
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from model.architecture import HEADS, ModelConfig
 from service.errors import LabelsUnusable
-from tests.scenes import quadrants
+from tests.scenes import labelled_scene, quadrants
+from training.fit import RECIPES, PatchSource, draw_batches, separation_px, training_targets
 from training.splits import Split, split_labels
 
 
@@ -27,8 +30,11 @@ def drawn(labels: np.ndarray, split: Split, part: str) -> np.ndarray:
 )
 def test_a_random_split_uses_every_labelled_pixel_once(rows, cols, classes, seed, fraction, val_fraction):
     labels = label_map(rows, cols, classes, seed)
-    if not labels.any():
-        return
+    assume(labels.any())
+    try:
+        split = split_labels(labels, "random", fraction, val_fraction, seed, 16)
+    except LabelsUnusable:
+        assume(False)
     split = split_labels(labels, "random", fraction, val_fraction, seed, 16)
     parts = [as_set(part) for part in (split.train, split.validation, split.test)]
     assert set.union(*parts) == as_set(np.argwhere(labels > 0))
@@ -63,6 +69,23 @@ def test_a_spatial_split_shares_no_pixel_between_train_and_test_patches(rows, co
     assert len(split.test) > 0
 
 
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_patches_as_training_draws_them_share_no_pixel_with_a_test_patch(head, recipe):
+    scene = labelled_scene(96, 90)
+    config = ModelConfig(bands=6, classes=4, head=head)
+    split = split_labels(scene.labels, "spatial", 0.05, 0.0, 0, separation_px(config))
+    source = PatchSource(scene, 16, torch.device("cpu"))
+    targets, centers = training_targets(scene, split), torch.from_numpy(split.train)
+    trained: set[int] = set()
+    for _ in range(10):
+        for batch in draw_batches(source, centers, targets, config, recipe, torch.device("cpu")):
+            trained |= set(batch.places.flatten().tolist())
+    tested = set(source.places(torch.from_numpy(split.test)).flatten().tolist())
+    assert trained
+    assert not trained & tested
+
+
 def test_a_spatial_split_trains_on_a_class_that_lies_in_one_place():
     labels = label_map(120, 120, 2, 0)
     labels[50:54, 60:64] = 3
@@ -80,6 +103,11 @@ def test_a_spatial_split_draws_the_same_number_of_pixels_as_a_random_one():
 def test_a_scene_too_small_for_a_spatial_split_says_what_to_do():
     with pytest.raises(LabelsUnusable, match="use --split random"):
         split_labels(quadrants(12, 12), "spatial", 0.1, 0.1, 0, 16)
+
+
+def test_shares_that_leave_nothing_to_test_are_refused():
+    with pytest.raises(LabelsUnusable, match="lower --fraction or --val-fraction"):
+        split_labels(quadrants(9, 9), "random", 0.05, 0.99, 0, 16)
 
 
 @pytest.mark.parametrize(("fraction", "val_fraction"), [(1.0, 0.0), (-0.1, 0.0), (0.1, 1.5)])

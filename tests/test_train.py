@@ -130,6 +130,9 @@ def test_ctrl_c_leaves_a_checkpoint_that_resume_ends_with_the_same_bundle(data):
         (["--attention", "dot_product", "--normalise", "key"], "change cosine scores only"),
         (["--fraction", "1.5"], "--fraction must be at least 0 and below 1"),
         (["--fraction", "0.999"], "lower --fraction"),
+        (["--seed", "-1"], "--seed must lie between"),
+        (["--seed", str(10**15)], "--seed must lie between"),
+        (["--classes", "x" * 300], "1 names for 4 label values"),
         (["--wavelengths", "nowhere.txt"], "write one number a line"),
     ],
 )  # fmt: skip
@@ -167,6 +170,7 @@ def test_wrong_usage_ends_with_two():
 
 def test_synth_and_evaluate_refuse_in_one_line(tmp_path):
     assert "use one of .tif" in refusal(run("synth", tmp_path / "scene.jpg"))
+    assert "--snr-db must lie between" in refusal(run("synth", tmp_path / "scene.tif", "--snr-db", "nan"))
     (tmp_path / "b.onnx").write_text("no bundle")
     evaluate = run("evaluate", "--bundle", tmp_path / "b.onnx", "--scene", "s.tif", "--labels", "l.tif")
     assert "no ONNX file" in refusal(evaluate)

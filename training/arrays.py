@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def read_array(
 
 
 def _read_all(path: Path) -> dict[str, NDArray[Any]]:
-    """Numeric arrays by name, in MATLAB's order of dimensions, without those of length 1 at the end."""
+    """Numeric arrays by name, in MATLAB's order of dimensions."""
     if not path.is_file():
         raise SceneUnreadable(f"there is no file {path}: check the path")
     try:
@@ -49,7 +50,7 @@ def _read_all(path: Path) -> dict[str, NDArray[Any]]:
             found = _read_mat_73(path)
         else:
             found = _read_mat_5(path)
-    except (ValueError, OSError, TypeError, KeyError, EOFError, NotImplementedError, MatReadError) as error:
+    except (ValueError, OSError, TypeError, KeyError, EOFError, NotImplementedError, MatReadError, zlib.error) as error:
         raise SceneUnreadable(f"{path.name} cannot be read ({error}): save it again as .mat or .npy") from error
     return {name: array for name, array in found.items() if array.dtype.kind in "biuf"}
 
@@ -69,7 +70,8 @@ def _read_mat_73(path: Path) -> dict[str, NDArray[Any]]:
 
     with h5py.File(path) as file:
         # HDF5 keeps MATLAB's column-major arrays with their axes turned round.
-        return {name: value[()].T for name, value in file.items() if isinstance(value, h5py.Dataset)}
+        found = {name: value[()] for name, value in file.items() if isinstance(value, h5py.Dataset)}
+    return {name: value.T for name, value in found.items() if isinstance(value, np.ndarray)}
 
 
 def _listed(arrays: dict[str, NDArray[Any]]) -> str:

@@ -10,18 +10,18 @@ from sklearn.svm import SVC
 
 from training.datasets import LabelledScene
 from training.evaluate import Scores, score
-from training.splits import Split
+from training.splits import Pixels
 
 
-def score_baselines(scene: LabelledScene, split: Split, seed: int) -> dict[str, Scores]:
+def score_baselines(scene: LabelledScene, train: Pixels, test: Pixels, seed: int) -> dict[str, Scores]:
     """Scores on the test pixels of classifiers fitted to the training pixels' standardised spectra."""
     spectra = scene.standardised()
-    train, test = tuple(split.train.T), tuple(split.test.T)
+    learnt, judged = tuple(train.T), tuple(test.T)
     class_names = tuple(entry.name for entry in scene.legend)
     scores = {}
     for name, classifier in _classifiers(seed).items():
-        classifier.fit(spectra[train], scene.labels[train])
-        scores[name] = score(scene.labels[test], classifier.predict(spectra[test]), class_names)
+        classifier.fit(spectra[learnt], scene.labels[learnt])
+        scores[name] = score(scene.labels[judged], classifier.predict(spectra[judged]), class_names)
     return scores
 
 

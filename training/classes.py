@@ -23,6 +23,11 @@ class ClassEntry:
     name: str
     color: str
 
+    @property
+    def is_named(self) -> bool:
+        """Somebody gave the class a name; otherwise it has only its value."""
+        return self.name != _unnamed(self.value)
+
 
 @dataclass(frozen=True)
 class FileLegend:
@@ -30,13 +35,16 @@ class FileLegend:
 
     names: Mapping[int, str]
     colors: Mapping[int, str]
+    are_names_fixed: bool = False  # classes are told apart by name; their values are only ours
 
 
 def make_legend(values: Sequence[int], in_file: FileLegend, given: str | None) -> tuple[ClassEntry, ...]:
     """One entry for every value that occurs, by ascending value; `given` is the text of `--classes`."""
     names = dict(in_file.names)
     colors = dict(in_file.colors)
-    if given is not None:
+    if given is not None and in_file.are_names_fixed:
+        colors |= _colors_by_name(given, names)
+    elif given is not None:
         given_names, given_colors = parse_classes(given, values)
         names, colors = dict(given_names), colors | given_colors
         for value in sorted(set(names) - set(values)):
@@ -46,7 +54,7 @@ def make_legend(values: Sequence[int], in_file: FileLegend, given: str | None) -
         for value in sorted(set(values) - set(names)):
             raise LabelsUnusable(f"the labels hold the value {value}, which --classes does not name: add it")
     entries = [
-        ClassEntry(value, names.get(value) or f"class {value}", colors.get(value) or distinct_color(place))
+        ClassEntry(value, names.get(value) or _unnamed(value), colors.get(value) or distinct_color(place))
         for place, value in enumerate(values)
     ]
     seen = [entry.name for entry in entries]
@@ -56,15 +64,27 @@ def make_legend(values: Sequence[int], in_file: FileLegend, given: str | None) -
     return tuple(entries)
 
 
+def _unnamed(value: int) -> str:
+    return f"class {value}"
+
+
+def _colors_by_name(given: str, names: Mapping[int, str]) -> dict[int, str]:
+    """Colours for classes that have names of their own; other names would be guesses at which is which."""
+    values = {name: value for value, name in names.items()}
+    colors: dict[int, str] = {}
+    for _, name, color in _parse_entries(given):
+        if name not in values:
+            raise LabelsUnusable(
+                f"the labels' own classes are {', '.join(values)}; --classes names {name!r}: use it for their colours "
+                "only, as in 'name #rrggbb', or rename the classes in the file"
+            )
+        colors |= {values[name]: color} if color else {}
+    return colors
+
+
 def parse_classes(given: str, values: Sequence[int]) -> tuple[dict[int, str], dict[int, str]]:
     """Names and colours of `roof,pavement`, of `1=roof #d73027,2=pavement`, or of a file with one such entry a line."""
-    path = Path(given)
-    is_file = "," not in given and "=" not in given and path.is_file()
-    text = path.read_text(encoding="utf-8") if is_file else given
-    parts = [part.strip() for part in (text.splitlines() if is_file else text.split(","))]
-    entries = [_parse_entry(part) for part in parts if part]
-    if not entries:
-        raise LabelsUnusable("--classes names no class: write names separated by commas, or a file with one a line")
+    entries = _parse_entries(given)
     if all(value is None for value, _, _ in entries):
         entries = _numbered(entries, values)
     if any(value is None for value, _, _ in entries):
@@ -76,6 +96,19 @@ def parse_classes(given: str, values: Sequence[int]) -> tuple[dict[int, str], di
 
 
 Entry = tuple[int | None, str, str | None]
+
+
+def _parse_entries(given: str) -> list[Entry]:
+    try:
+        is_file = "," not in given and "=" not in given and Path(given).is_file()
+        text = Path(given).read_text(encoding="utf-8-sig") if is_file else given
+    except (OSError, UnicodeDecodeError) as error:
+        raise LabelsUnusable(f"--classes cannot be read ({error}): write names with commas, or a UTF-8 file") from error
+    parts = [part.strip() for part in (text.splitlines() if is_file else text.split(","))]
+    entries = [_parse_entry(part) for part in parts if part]
+    if not entries:
+        raise LabelsUnusable("--classes names no class: write names separated by commas, or a file with one a line")
+    return entries
 
 
 def _parse_entry(text: str) -> Entry:
@@ -113,18 +146,22 @@ def read_file_legend(path: Path, dataset: Any) -> FileLegend:
     if "class_names" in header:
         listed = header["class_names"].strip("{}").split(",")
         names = {value: name.strip() for value, name in enumerate(listed) if value > 0}
-    categories = path.with_name(path.name + ".aux.xml")
-    if categories.is_file():
-        found = [entry.text or "" for entry in ElementTree.parse(categories).iterfind(".//CategoryNames/Category")]
-        names |= {value: name for value, name in enumerate(found) if value > 0 and name}
-    style = path.with_suffix(".qml")
-    if style.is_file():
-        for entry in ElementTree.parse(style).iterfind(".//paletteEntry"):
-            value, label, color = entry.get("value", ""), entry.get("label"), entry.get("color")
-            if value.isdigit() and int(value) > 0:
-                names |= {int(value): label} if label else {}
-                colors |= {int(value): color} if color else {}
+    categories = _sidecar(path.with_name(path.name + ".aux.xml"), ".//CategoryNames/Category")
+    names |= {value: entry.text for value, entry in enumerate(categories) if value > 0 and entry.text}
+    for entry in _sidecar(path.with_suffix(".qml"), ".//paletteEntry"):
+        value, label, color = entry.get("value", ""), entry.get("label"), entry.get("color", "")
+        if value.isdigit() and int(value) > 0:
+            names |= {int(value): label} if label else {}
+            colors |= {int(value): color} if re.fullmatch("#[0-9a-fA-F]{6}", color) else {}
     return FileLegend(names, colors)
+
+
+def _sidecar(path: Path, wanted: str) -> list[ElementTree.Element]:
+    """Elements of an XML file that may lie beside the labels; one that cannot be read counts as absent."""
+    try:
+        return ElementTree.parse(path).findall(wanted)
+    except (OSError, ElementTree.ParseError):
+        return []
 
 
 def _from_colormap(dataset: Any) -> dict[int, str]:

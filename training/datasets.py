@@ -12,7 +12,6 @@ import numpy as np
 import rasterio
 from numpy.typing import NDArray
 from rasterio.crs import CRS
-from rasterio.errors import RasterioError
 from rasterio.transform import Affine
 from rasterio.warp import transform as transform_points
 
@@ -21,10 +20,13 @@ from service.errors import LabelsUnusable, SceneUnusable
 from service.mapping.scenes import open_scene, read_cube
 from training import classes
 from training.arrays import read_array
-from training.polygons import rasterise_polygons
+from training.polygons import TRANSFORM_ERRORS, rasterise_polygons
 
 ARRAY_SUFFIXES = (".mat", ".npy")
 POLYGON_SUFFIXES = (".gpkg", ".geojson", ".json", ".shp")
+UNPLACED = CRS.from_epsg(3857)  # any, where coordinates are compared as they are
+LARGEST_VALUE = 1e30
+RANGE_PIXELS = 20_000  # enough of them to know where a scene's values lie
 # Three corners of a grid may differ by this share of a pixel and still be the same grid.
 GRID_TOLERANCE_PX = 0.1
 
@@ -40,6 +42,7 @@ class Cube:
     fwhm_nm: Wavelengths | None = None
     crs: CRS | None = None
     transform: Affine | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class LabelledScene:
     valid: NDArray[np.bool_]  # (rows, cols)
     labels: NDArray[np.uint16]  # (rows, cols)
     legend: tuple[classes.ClassEntry, ...]
+    has_values: bool  # the labels' file tells classes apart by value, not by name
     band_mean: NDArray[np.float32]
     band_std: NDArray[np.float32]
     value_range: tuple[float, float]
@@ -61,7 +65,9 @@ class LabelledScene:
     @cached_property
     def digest(self) -> str:
         """Names the pixels and the labels, so that a checkpoint or a split finds its data again."""
-        return hashlib.sha256(self.cube.tobytes() + self.labels.tobytes()).hexdigest()
+        digest = hashlib.sha256(np.ascontiguousarray(self.cube).data)
+        digest.update(np.ascontiguousarray(self.labels).data)
+        return digest.hexdigest()
 
     def standardised(self) -> NDArray[np.float32]:
         """Values with mean 0 and standard deviation 1 in every band."""
@@ -90,14 +96,17 @@ def load_cube(
 ) -> Cube:
     """A scene's pixels, whole; NaN that no no-data value declares is refused unless `nan_is_nodata`."""
     if path.suffix.lower() in ARRAY_SUFFIXES:
-        values = read_array(path, variable, "--variable", "cube (rows x cols x bands)", lambda shape: len(shape) == 3)
+        values = read_array(
+            path, variable, "--variable", "cube (rows x cols x bands)", lambda shape: len(shape) == 3 and min(shape) > 0
+        )
         values = np.ascontiguousarray(values, np.float32)
         cube = Cube(path.name, values, np.isfinite(values).all(axis=-1))
         declared = False
     else:
         scene = open_scene(path)
         values, valid = read_cube(scene)
-        cube = Cube(path.name, values, valid, scene.wavelengths_nm, scene.fwhm_nm, scene.crs, scene.transform)
+        place = (scene.crs, scene.transform)
+        cube = Cube(path.name, values, valid, scene.wavelengths_nm, scene.fwhm_nm, *place, scene.warnings)
         declared = any(value is not None and np.isnan(value) for value in scene.nodata)
     broken = ~np.isfinite(cube.values).all(axis=-1)
     if broken.any() and not (declared or nan_is_nodata):
@@ -130,10 +139,12 @@ def load_labels(
     suffix = path.suffix.lower()
     if suffix in POLYGON_SUFFIXES:
         labels, names = rasterise_polygons(path, class_field, shape, cube.crs, cube.transform)
-        return labels.astype(np.int64), classes.FileLegend(names, {})
+        return labels.astype(np.int64), classes.FileLegend(names, {}, are_names_fixed=bool(names))
     if suffix in ARRAY_SUFFIXES:
         wanted = "labels (rows x cols)"
-        labels = read_array(path, variable, "--label-variable", wanted, lambda found: len(found) == 2)
+        labels = read_array(
+            path, variable, "--label-variable", wanted, lambda found: len(found) == 2 and min(found) > 0
+        )
         _require_same_size(path, labels.shape, cube)
         return _whole_numbers(path, labels), classes.FileLegend({}, {})
     return _read_label_raster(path, cube)
@@ -165,16 +176,17 @@ def _require_same_size(path: Path, found: tuple[int, ...], cube: Cube) -> None:
 
 def _require_same_place(path: Path, crs: CRS | None, transform: Affine, cube: Cube) -> None:
     """Refuse labels of the same size that lie elsewhere; two spellings of one CRS are no difference."""
-    if crs is None or cube.crs is None or cube.transform is None:
-        return
+    if cube.transform is None or Affine.identity() in (transform, cube.transform):
+        return  # one of both has no place to compare
+    source, target = (crs, cube.crs) if crs is not None and cube.crs is not None else (UNPLACED, UNPLACED)
     rows, cols, _ = cube.values.shape
     corners = [(0, 0), (cols, 0), (0, rows)]
     try:
         points = zip(
-            *transform_points(crs, cube.crs, *zip(*(transform @ c for c in corners), strict=True)), strict=True
+            *transform_points(source, target, *zip(*(transform @ c for c in corners), strict=True)), strict=True
         )
         places = np.array([~cube.transform @ point for point in points])
-    except RasterioError:
+    except TRANSFORM_ERRORS:
         places = np.full((3, 2), np.inf)
     if not (np.abs(places - corners) <= GRID_TOLERANCE_PX).all():
         raise LabelsUnusable(
@@ -195,7 +207,7 @@ def label_cube(
     cube: Cube, labels: NDArray[np.int64], in_file: classes.FileLegend, class_names: str | None = None
 ) -> LabelledScene:
     """Put a cube and its labels together, with the statistics that travel in the bundle."""
-    warnings = []
+    warnings = list(cube.warnings)
     lost = (labels > 0) & ~cube.valid
     if lost.any():
         warnings.append(f"{int(lost.sum())} labelled pixels hold no data and were left out")
@@ -213,15 +225,22 @@ def label_cube(
     warnings += [
         f"class {in_file.names[value]!r} of the labels' file has no pixel and was left out" for value in unused
     ]
-    known = cube.values[cube.valid].astype(np.float64)  # (pixels, bands)
-    mean, std = known.mean(axis=0).astype(np.float32), known.std(axis=0).astype(np.float32)
-    low, high = np.percentile(known, [0.5, 99.5])
+    known = cube.values[cube.valid]  # (pixels, bands)
+    if np.abs(known).max() > LARGEST_VALUE:
+        raise SceneUnusable(
+            f"{cube.name} holds values as large as {np.abs(known).max():.1e}, which no sensor measures: declare them "
+            "as the file's no-data value"
+        )
+    mean = known.mean(axis=0, dtype=np.float64).astype(np.float32)
+    std = known.std(axis=0, dtype=np.float64).astype(np.float32)
+    low, high = np.percentile(known[:: max(1, len(known) // RANGE_PIXELS)], [0.5, 99.5])
     return LabelledScene(
         name=cube.name,
         cube=np.where(cube.valid[..., None], cube.values, mean),
         valid=cube.valid,
         labels=np.searchsorted([0, *values], labels).astype(np.uint16),
         legend=legend,
+        has_values=not in_file.are_names_fixed,
         band_mean=mean,
         band_std=np.where(std > 0, std, 1).astype(np.float32),  # a constant band says nothing and divides by nothing
         value_range=(float(low), float(high)),

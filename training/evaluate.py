@@ -120,18 +120,22 @@ def score_bundle(
     scene_path: Path,
     labels_path: Path,
     *,
+    class_names: str | None = None,
     class_field: str | None = None,
     variable: str | None = None,
     label_variable: str | None = None,
+    wavelengths_path: Path | None = None,
 ) -> Scored:
     """Ask a bundle about every labelled pixel of a scene, except those it was trained on."""
     manifest = bundle.manifest
     scene = load_labelled_scene(
         scene_path,
         labels_path,
+        class_names=class_names,
         class_field=class_field,
         variable=variable,
         label_variable=label_variable,
+        wavelengths_path=wavelengths_path,
         nan_is_nodata=True,
     )
     truth = _bundle_classes(scene, manifest)
@@ -154,20 +158,19 @@ def _bundle_bands(scene: LabelledScene, manifest: Manifest) -> NDArray[np.float3
 
 
 def _bundle_classes(scene: LabelledScene, manifest: Manifest) -> NDArray[np.int64]:
-    """The scene's labels as the bundle counts its classes: by name, or by the values it was trained with."""
-    values = manifest.training.get("data", {}).get("label_values", [])
+    """The scene's labels as the bundle counts its classes: by name; where they have none, by the values it learnt."""
+    values = manifest.training.get("data", {}).get("label_values") or []
     table = np.zeros(len(scene.legend) + 1, np.int64)
-    by_name = all(entry.name in manifest.class_names for entry in scene.legend)
     for label, entry in enumerate(scene.legend, start=1):
-        if by_name:
+        if entry.name in manifest.class_names:
             table[label] = manifest.class_names.index(entry.name) + 1
-        elif entry.value in values:
+        elif entry.value in values and not entry.is_named:
             table[label] = values.index(entry.value) + 1
         else:
             known = ", ".join(manifest.class_names)
             raise LabelsUnusable(
                 f"the bundle knows no class {entry.name!r} (value {entry.value}), but {known}: "
-                "rename the classes, or use another bundle"
+                "name the classes as the bundle does with --classes, or use another bundle"
             )
     return table[scene.labels]
 
@@ -179,7 +182,7 @@ def _training_pixels(scene: LabelledScene, manifest: Manifest) -> NDArray[np.int
         return np.empty((0, 2), np.int64)
     split = record["split"]
     drawn = split_labels(
-        scene.labels, split["name"], split["fraction"], split["val_fraction"], record["seed"], manifest.patch_px
+        scene.labels, split["name"], split["fraction"], split["val_fraction"], record["seed"], split["separation_px"]
     )
     return drawn.train
 

@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model.architecture import ModelConfig, Transformer, centre_token, patch_indices
-from service.errors import OptionsUnusable
+from service.errors import OptionsUnusable, OutputUnwritable
 from training.datasets import LabelledScene
 from training.splits import Pixels, Split
 
@@ -135,6 +136,14 @@ def fit(
             EpochReport(epoch + 1, recipe.epochs, float(np.mean(losses)), validation_oa, time.perf_counter() - began)
         )
     return network.cpu().eval()
+
+
+def separation_px(config: ModelConfig) -> int:
+    """How far from a training pixel another must lie, in row or in column, for their patches to share nothing.
+
+    A mirrored patch reaches one pixel further than a plain one; for the head `token` it lies anywhere round its pixel.
+    """
+    return config.patch_px + (config.patch_px // 2 if config.head == "token" else 1)
 
 
 def choose_device(device: str) -> torch.device:
@@ -288,7 +297,9 @@ def _is_due(epoch: int, epochs: int) -> bool:
 def _fingerprint(scene: LabelledScene, split: Split, config: ModelConfig, recipe: Recipe, seed: int) -> dict[str, Any]:
     """All that a run's result follows from, by the names of the options behind it."""
     pixels = hashlib.sha256(split.train.tobytes()).hexdigest()
-    return {"scene or labels": scene.digest, **asdict(config), **asdict(recipe), "seed": seed, "split": pixels}
+    options = {**asdict(config), **asdict(recipe)}
+    options |= {"patch": options.pop("patch_px"), "recipe": options.pop("name")}
+    return {"scene or labels": scene.digest, **options, "seed": seed, "split": pixels}
 
 
 def _save(
@@ -301,15 +312,23 @@ def _save(
         "optimiser": optimiser.state_dict(),
     }
     unfinished = path.with_name(path.name + ".part")
-    torch.save(state, unfinished)
-    unfinished.replace(path)
+    try:
+        torch.save(state, unfinished)
+        unfinished.replace(path)
+    except (OSError, RuntimeError) as error:  # torch raises the latter when the disk is full
+        raise OutputUnwritable(
+            f"the checkpoint {path} cannot be written: free some disk, or choose another -o"
+        ) from error
+    finally:
+        with suppress(OSError):
+            unfinished.unlink()
 
 
 def _load(path: Path, network: Transformer, optimiser: torch.optim.Optimizer, fingerprint: dict[str, Any]) -> int:
     require_checkpoint(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        made_with = state["fingerprint"]
+        made_with, epochs_done = state["fingerprint"], int(state["epochs_done"])
     except Exception as error:  # torch's reader raises whatever its bytes lead it into
         raise OptionsUnusable(f"the checkpoint {path} is damaged: delete it and start without --resume") from error
     other = [part for part, value in fingerprint.items() if made_with.get(part) != value]
@@ -320,7 +339,7 @@ def _load(path: Path, network: Transformer, optimiser: torch.optim.Optimizer, fi
         )
     network.load_state_dict(state["network"])
     optimiser.load_state_dict(state["optimiser"])
-    return int(state["epochs_done"])
+    return epochs_done
 
 
 def require_checkpoint(path: Path) -> None:

@@ -7,18 +7,27 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rasterio._err import CPLE_BaseError
 from rasterio.crs import CRS
+from rasterio.errors import RasterioError
 from rasterio.features import rasterize
 from rasterio.transform import Affine
 from rasterio.warp import transform as transform_points
 
 from service.errors import LabelsUnusable
 
+# rasterio lets GDAL's own errors through where a coordinate cannot be transformed.
+TRANSFORM_ERRORS = (RasterioError, CPLE_BaseError)
+POLYGON_TYPES = (3, 6)  # GEOS's numbers of polygon and multipolygon
+
 
 def rasterise_polygons(
     path: Path, class_field: str | None, shape: tuple[int, int], crs: CRS | None, transform: Affine | None
 ) -> tuple[NDArray[np.uint16], dict[int, str]]:
-    """Labels on the scene's grid, and each value's name; a pixel belongs to the polygon that holds its centre."""
+    """Labels on the scene's grid, and the names behind their values where the field holds names and not numbers.
+
+    A pixel belongs to the polygon that holds its centre.
+    """
     import shapely
 
     if transform is None or crs is None:
@@ -27,11 +36,25 @@ def rasterise_polygons(
             "the scene's grid"
         )
     meta, geometries, attributes = _read(path, class_field)
-    names = [str(value).strip() for value in attributes]
     if meta["crs"] is None:
         raise LabelsUnusable(f"{path.name} names no coordinate system: add one (a .prj beside a Shapefile)")
-    moved = _reproject(shapely.from_wkb(geometries), CRS.from_user_input(meta["crs"]), crs)
-    values = {name: value for value, name in enumerate(_in_order(set(names)), start=1)}
+    shapes = shapely.from_wkb(geometries)
+    if not np.isin(shapely.get_type_id(shapes[shapes != None]), POLYGON_TYPES).all():  # noqa: E711 - an array's test
+        raise LabelsUnusable(f"{path.name} holds geometries that are no polygons: keep only polygons")
+    try:
+        moved = _reproject(shapes, CRS.from_user_input(meta["crs"]), crs)
+    except TRANSFORM_ERRORS as error:
+        raise LabelsUnusable(
+            f"the coordinates of {path.name} do not fit its coordinate system ({error}): set the right one"
+        ) from error
+    is_numbered = attributes.dtype.kind in "iu"
+    names = [str(value).strip() for value in attributes]
+    if is_numbered:
+        if attributes.min() < 1 or attributes.max() > 65535:
+            raise LabelsUnusable(f"{path.name} holds class numbers outside 1 to 65535: number them from 1")
+        values = {str(value): int(value) for value in np.unique(attributes)}
+    else:
+        values = {name: value for value, name in enumerate(sorted(set(names)), start=1)}
     pairs = [
         (shape_, values[name])
         for shape_, name in zip(moved, names, strict=True)
@@ -51,7 +74,7 @@ def rasterise_polygons(
             raise LabelsUnusable(
                 f"class {name!r} of {path.name} covers no pixel centre of the scene: draw it larger, or take it out"
             )
-    return labels, {value: name for name, value in values.items()}
+    return labels, {} if is_numbered else {value: name for name, value in values.items()}
 
 
 def _read(path: Path, class_field: str | None) -> tuple[dict[str, Any], NDArray[Any], NDArray[Any]]:
@@ -60,6 +83,11 @@ def _read(path: Path, class_field: str | None) -> tuple[dict[str, Any], NDArray[
     if not path.is_file():
         raise LabelsUnusable(f"there is no file {path}: check the path")
     try:
+        layers = [str(name) for name, _ in pyogrio.list_layers(path)]
+        if len(layers) > 1:
+            raise LabelsUnusable(
+                f"{path.name} holds several layers, {', '.join(layers)}: save the one with the labels to its own file"
+            )
         meta, _, geometries, columns = pyogrio.raw.read(path)
     except (pyogrio.errors.DataSourceError, pyogrio.errors.DataLayerError) as error:
         raise LabelsUnusable(
@@ -73,16 +101,10 @@ def _read(path: Path, class_field: str | None) -> tuple[dict[str, Any], NDArray[
             else f"{path.name} has no field {class_field!r}"
         )
         raise LabelsUnusable(f"{asked}; its fields are {', '.join(fields) or 'none'}")
-    if len(geometries) == 0:
+    if geometries is None or len(geometries) == 0:
         raise LabelsUnusable(f"{path.name} holds no polygons: draw some")
-    if "Polygon" not in str(meta["geometry_type"]) and meta["geometry_type"] not in (
-        None,
-        "Unknown",
-        "GeometryCollection",
-    ):
-        raise LabelsUnusable(f"{path.name} holds geometries of type {meta['geometry_type']}; polygons are needed")
     column = columns[fields.index(class_field)]
-    if any(value is None or value != value for value in column):
+    if any(value is None or value != value or not str(value).strip() for value in column):
         raise LabelsUnusable(
             f"a polygon of {path.name} has no value in {class_field!r}: fill it in, or delete the polygon"
         )
@@ -100,10 +122,3 @@ def _reproject(shapes: NDArray[Any], source: CRS, target: CRS) -> NDArray[Any]:
         return np.column_stack([xs, ys])
 
     return shapely.transform(shapely.force_2d(shapes), move)
-
-
-def _in_order(names: set[str]) -> list[str]:
-    """Numbers by size, names by the alphabet."""
-    return sorted(
-        names, key=lambda name: (0, float(name), name) if name.replace(".", "", 1).isdigit() else (1, 0.0, name)
-    )

@@ -35,9 +35,12 @@ def split_labels(
     fraction: float,
     val_fraction: float,
     seed: int,
-    patch_px: int,
+    separation_px: int,
 ) -> Split:
-    """Draw a share of every class to train and to validate; labels are 0 (none) or a class 1..K."""
+    """Draw a share of every class to train and to validate; labels are 0 (none) or a class 1..K.
+
+    In a spatial split, other pixels lie at least `separation_px` from those that train, in row or in column.
+    """
     for option, share in (("fraction", fraction), ("val-fraction", val_fraction)):
         if not 0 <= share < 1:
             raise LabelsUnusable(f"--{option} must be at least 0 and below 1, not {share}")
@@ -47,9 +50,14 @@ def split_labels(
     if name == "random":
         may_train = may_test = np.ones(len(pixels), bool)
     else:
-        may_train, may_test = _apart(pixels, classes, patch_px, generator)
+        may_train, may_test = _apart(pixels, classes, separation_px, generator)
     train, validation = _draw(classes, may_train, may_test, fraction, val_fraction, generator)
     test = may_test & ~train & ~validation
+    if not test.any():
+        raise LabelsUnusable(
+            "every labelled pixel trains or validates and none is left to test: lower --fraction or --val-fraction, or "
+            "label more pixels"
+        )
     return Split(name, pixels[train], pixels[validation], pixels[test])
 
 
@@ -75,27 +83,29 @@ def _draw(
 
 
 def _apart(
-    pixels: Pixels, classes: NDArray[np.integer], patch_px: int, generator: np.random.Generator
+    pixels: Pixels, classes: NDArray[np.integer], separation_px: int, generator: np.random.Generator
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Pixels of the training blocks, and the pixels whose patches share nothing with any patch of those.
-
-    Two patches share no pixel when their centres lie at least `patch_px` apart in row or in column. Pixels too near to
-    a training block are left out of both sides.
-    """
-    block_px = max(patch_px, -(-int(pixels.max() + 1) // BLOCKS_ACROSS))
+    """Pixels of the training blocks, and the pixels far enough from all of those; the others are left out of both."""
+    block_px = max(separation_px, -(-int(pixels.max() + 1) // BLOCKS_ACROSS))
     _, block_of = np.unique(pixels // block_px, axis=0, return_inverse=True)
     blocks = range(int(block_of.max()) + 1)
-    near_block = np.stack([_near(pixels, pixels[block_of == block], patch_px) for block in blocks], axis=1)
+    near_block = np.stack([_near(pixels, pixels[block_of == block], separation_px) for block in blocks], axis=1)
     _, class_of = np.unique(classes, return_inverse=True)
-    chosen = max(
-        (_climb(class_of, block_of, near_block, generator) for _ in range(RESTARTS)), key=lambda choice: choice.worth
-    ).blocks
+    # Pixels of one class and block that are near to the same blocks count as one, many times over.
+    alike, first, counts = np.unique(
+        np.column_stack([class_of, block_of, np.packbits(near_block, axis=1)]),
+        axis=0,
+        return_index=True,
+        return_counts=True,
+    )
+    groups = Groups(alike[:, 0], alike[:, 1], near_block[first], counts)
+    chosen = max((_climb(groups, generator) for _ in range(RESTARTS)), key=lambda choice: choice.worth).blocks
     may_train: NDArray[np.bool_] = chosen[block_of]
     may_test: NDArray[np.bool_] = np.logical_not(near_block[:, chosen].any(axis=1))
     if not may_test.any():
         raise LabelsUnusable(
-            f"no labelled pixel lies {patch_px} px or more from the blocks that train, so a spatial split leaves none "
-            "to test: label pixels farther apart, take a smaller --patch, or use --split random"
+            f"no labelled pixel lies {separation_px} px or more from the blocks that train, so a spatial split leaves "
+            "none to test: label pixels farther apart, take a smaller --patch, or use --split random"
         )
     return may_train, may_test
 
@@ -107,6 +117,16 @@ def _near(pixels: Pixels, block_pixels: Pixels, distance_px: int) -> NDArray[np.
 
 
 @dataclass(frozen=True)
+class Groups:
+    """Labelled pixels, gathered where no choice of blocks could tell them apart."""
+
+    class_of: NDArray[np.integer]
+    block_of: NDArray[np.integer]
+    near_block: NDArray[np.bool_]  # (groups, blocks)
+    pixels: NDArray[np.integer]
+
+
+@dataclass(frozen=True)
 class Choice:
     """Blocks chosen to train, and how good a split they make."""
 
@@ -114,29 +134,26 @@ class Choice:
     worth: float
 
 
-def _climb(
-    class_of: NDArray[np.intp],
-    block_of: NDArray[np.intp],
-    near_block: NDArray[np.bool_],
-    generator: np.random.Generator,
-) -> Choice:
+def _climb(groups: Groups, generator: np.random.Generator) -> Choice:
     """From a random choice of blocks, flip one at a time while that makes the split better.
 
     A good split has, of every class, pixels to train on and pixels to test on: the sum over classes of the geometric
     mean of both shares. A class that nobody could train on weighs more than any balance.
     """
+    near_block = groups.near_block
     blocks = near_block.shape[1]
-    total = np.bincount(class_of)
+    total = np.bincount(groups.class_of, groups.pixels)
     per_block = np.zeros((len(total), blocks))
-    np.add.at(per_block, (class_of, block_of), 1)
+    np.add.at(per_block, (groups.class_of, groups.block_of), groups.pixels)
 
     def worth(chosen: NDArray[np.bool_], covers: NDArray[np.int16]) -> float:
         train_share = per_block[:, chosen].sum(axis=1) / total
-        test_share = np.bincount(class_of[covers == 0], minlength=len(total)) / total
+        free = covers == 0
+        test_share = np.bincount(groups.class_of[free], groups.pixels[free], minlength=len(total)) / total
         return float(np.sqrt(train_share * test_share).sum() + len(total) * (train_share > 0).sum())
 
     chosen: NDArray[np.bool_] = np.less(generator.random(blocks), 0.3)
-    covers = near_block[:, chosen].sum(axis=1, dtype=np.int16)  # how many training blocks a pixel is too near to
+    covers = near_block[:, chosen].sum(axis=1, dtype=np.int16)  # how many training blocks a group is too near to
     best, improved = worth(chosen, covers), True
     while improved:
         improved = False

@@ -71,6 +71,15 @@ MATERIALS = (
 )
 
 
+LIMITS = (
+    ("rows", 1, 1_000_000),
+    ("cols", 1, 1_000_000),
+    ("bands", 1, 10_000),
+    ("seed", 0, 2**31 - 1),
+    ("snr_db", -20, 200),
+)
+
+
 @dataclass(frozen=True)
 class SyntheticScene:
     """What to make; the same values give the same pixels."""
@@ -82,11 +91,10 @@ class SyntheticScene:
     snr_db: float = 28.0
 
     def __post_init__(self) -> None:
-        for name in ("rows", "cols", "bands"):
-            if getattr(self, name) < 1:
-                raise OptionsUnusable(f"--{name} must be at least 1, not {getattr(self, name)}")
-        if self.seed < 0:
-            raise OptionsUnusable(f"--seed must not be negative, as {self.seed} is")
+        for name, low, high in LIMITS:
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise OptionsUnusable(f"--{name.replace('_', '-')} must lie between {low} and {high}, not at {value}")
 
     @property
     def wavelengths_nm(self) -> Array:
@@ -130,6 +138,11 @@ def write_scene(scene: SyntheticScene, output: Path, labels: Path | None = None)
         raise OptionsUnusable(f"{output.name} has no ending that names a format: use one of {known}")
     if labels is not None and labels.suffix.lower() not in (".tif", ".tiff"):
         raise OptionsUnusable(f"labels are written as GeoTIFF: call them {labels.with_suffix('.tif').name}")
+    for path in (output, labels or output):
+        if path.is_dir() or not path.parent.is_dir():
+            raise OutputUnwritable(f"{path} cannot be written there: name a file in a folder that exists")
+    if labels is not None and labels.resolve() in (output.resolve(), output.with_suffix(".hdr").resolve()):
+        raise OptionsUnusable("the labels would overwrite the scene: give them another name")
     try:
         with tempfile.TemporaryDirectory(prefix=".synth-", dir=output.parent) as folder:
             cube_path, labels_path = Path(folder) / output.name, Path(folder) / "labels.tif"
@@ -141,7 +154,9 @@ def write_scene(scene: SyntheticScene, output: Path, labels: Path | None = None)
             if labels is not None:
                 shutil.move(labels_path, labels)
     except OSError as error:
-        raise OutputUnwritable(f"{output} cannot be written ({error.strerror}): choose another folder") from error
+        raise OutputUnwritable(
+            f"{output} cannot be written ({error.strerror or error}): choose another folder"
+        ) from error
 
 
 def _write_files(scene: SyntheticScene, cube_path: Path, labels_path: Path) -> None:

@@ -14,13 +14,15 @@ import numpy as np
 from model.architecture import Head, ModelConfig, Positions
 from model.attention import Normalise, Squaring
 from model.bundle import Bundle, open_session
-from service.errors import LabelsUnusable, OptionsUnusable, OutputUnwritable
+from service.errors import OptionsUnusable, OutputUnwritable
 from training.baselines import score_baselines
 from training.datasets import LabelledScene, load_labelled_scene
 from training.evaluate import Scores, classify_pixels, score
 from training.export import export_graph, write_bundle
-from training.fit import RECIPES, EpochReport, Recipe, choose_device, fit, require_checkpoint
+from training.fit import RECIPES, EpochReport, Recipe, choose_device, fit, require_checkpoint, separation_px
 from training.splits import Pixels, Split, SplitName, split_labels
+
+LARGEST_SEED = 2**31
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class Trained:
-    """A bundle on disk, its scores on the test pixels, and what its user should know."""
+    """A bundle on disk, its scores on the test pixels, and what others score there."""
 
     bundle: Bundle
     scores: Scores
@@ -81,6 +83,8 @@ def train(
     say: Callable[[str], None] = lambda _: None,
 ) -> Trained:
     """Load, split, fit, export, score, write."""
+    if not 0 <= options.seed < LARGEST_SEED:
+        raise OptionsUnusable(f"--seed must lie between 0 and {LARGEST_SEED - 1}, not at {options.seed}")
     require_writable(options.output)
     recipe = _recipe(options)
     choose_device(options.device)
@@ -98,7 +102,7 @@ def train(
     )
     config = _config(options, scene)
     split = split_labels(
-        scene.labels, options.split, options.fraction, options.val_fraction, options.seed, config.patch_px
+        scene.labels, options.split, options.fraction, options.val_fraction, options.seed, separation_px(config)
     )
     say(_summary(scene, split))
     for warning in scene.warnings + _split_warnings(scene, split):
@@ -114,8 +118,8 @@ def train(
     found = classify_pixels(session, scene.cube, judged, config.patch_px)
     class_names = tuple(entry.name for entry in scene.legend)
     scores = score(scene.labels[tuple(judged.T)], found, class_names)
-    baselines = score_baselines(scene, split, options.seed) if options.baselines else {}
-    record = _record(options, scene, split, recipe, scores)
+    baselines = score_baselines(scene, split.train, judged, options.seed) if options.baselines else {}
+    record = _record(options, scene, split, config, recipe, scores)
     bundle = write_bundle(graph, network, scene, options.name or options.output.stem, record, options.output)
     options.checkpoint.unlink(missing_ok=True)
     return Trained(bundle, scores, baselines)
@@ -166,8 +170,6 @@ def _config(options: TrainOptions, scene: LabelledScene) -> ModelConfig:
 
 
 def _split_warnings(scene: LabelledScene, split: Split) -> tuple[str, ...]:
-    if not len(split.test):
-        raise LabelsUnusable("every labelled pixel trains or validates and none is left to test: lower --fraction")
     tested = set(scene.labels[tuple(split.test.T)].tolist())
     untested = [entry.name for value, entry in enumerate(scene.legend, start=1) if value not in tested]
     if not untested:
@@ -190,7 +192,7 @@ def _summary(scene: LabelledScene, split: Split) -> str:
 
 
 def _record(
-    options: TrainOptions, scene: LabelledScene, split: Split, recipe: Recipe, scores: Scores
+    options: TrainOptions, scene: LabelledScene, split: Split, config: ModelConfig, recipe: Recipe, scores: Scores
 ) -> dict[str, Any]:
     """What the manifest says of the training; enough to find the same split again."""
     rows, cols, bands = scene.cube.shape
@@ -201,13 +203,14 @@ def _record(
             "rows": rows,
             "cols": cols,
             "bands": bands,
-            "label_values": [entry.value for entry in scene.legend],
+            "label_values": [entry.value for entry in scene.legend] if scene.has_values else None,
             "digest": scene.digest,
         },
         "split": {
             "name": split.name,
             "fraction": options.fraction,
             "val_fraction": options.val_fraction,
+            "separation_px": separation_px(config),
             "train": len(split.train),
             "validation": len(split.validation),
             "test": len(split.test),

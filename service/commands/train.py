@@ -78,20 +78,23 @@ def run(options: argparse.Namespace) -> int:
     """Train, and end with the table of scores."""
     asked = TrainOptions(**{field.name: getattr(options, field.name) for field in fields(TrainOptions)})
     epochs = asked.epochs or RECIPES[asked.recipe].epochs
-    finished = 0
+    finished, validated = 0, ""
     with Progress(epochs, "training") as progress:
 
         def show(epoch: EpochReport) -> None:
-            nonlocal finished
+            nonlocal finished, validated
             finished = epoch.epoch
-            validated = "" if epoch.validation_oa is None else f" validation OA {100 * epoch.validation_oa:.1f}"
+            if epoch.validation_oa is not None:
+                validated = f" validation OA {100 * epoch.validation_oa:.1f}"
             progress.advance_to(epoch.epoch, f"loss {epoch.loss:.3f}{validated}")
 
         try:
             trained = train(asked, show, progress.say)
         except KeyboardInterrupt:
-            if asked.checkpoint.exists():
+            if finished:
                 progress.say(f"stopped after epoch {finished} of {epochs}; the same command with --resume goes on")
+            elif asked.resume:
+                progress.say("stopped; the same command goes on from the same checkpoint")
             else:
                 progress.say("stopped before the first epoch was done; nothing was written")
             return INTERRUPTED
