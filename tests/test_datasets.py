@@ -16,10 +16,14 @@ from rasterio.warp import transform as transform_points
 
 from service.errors import LabelsUnusable, SceneUnreadable, SceneUnusable, ServiceError
 from tests.scenes import GRID, UTM, quadrants, spectra_of, write_envi, write_tif
-from training.datasets import load_labelled_scene
+from training.datasets import LabelledFiles, LabelledScene, load_labelled_scene
 
 LABELS = quadrants(12, 10)
 VALUES = spectra_of(LABELS, 5)
+
+
+def load(*files, **said) -> LabelledScene:
+    return load_labelled_scene(LabelledFiles(*files, **said))
 
 
 @pytest.fixture
@@ -59,7 +63,7 @@ def polygons(path, driver, crs=UTM, field="kind", names=("wheat", "soil", "water
 
 
 def test_geotiff_with_a_label_raster(scene_path, labels_path):
-    scene = load_labelled_scene(scene_path, labels_path)
+    scene = load(scene_path, labels_path)
     np.testing.assert_array_equal(scene.cube, VALUES)
     np.testing.assert_array_equal(scene.labels, LABELS)
     np.testing.assert_allclose(scene.wavelengths_nm, np.linspace(450, 900, 5))
@@ -73,7 +77,7 @@ def test_envi_scene_and_envi_labels_with_names_and_wavelengths(tmp_path):
     scene_path = write_envi(tmp_path / "s.bsq", VALUES, header)
     names = "classes = 5\nclass names = {Unclassified, wheat, soil, water, road}\n"
     labels_path = write_envi(tmp_path / "l.img", LABELS[..., None], names)
-    scene = load_labelled_scene(scene_path, labels_path)
+    scene = load(scene_path, labels_path)
     assert [entry.name for entry in scene.legend] == ["wheat", "soil", "water", "road"]
     assert scene.wavelengths_nm[2] == 550
 
@@ -83,7 +87,7 @@ def test_matlab_files_are_found_by_shape(tmp_path, version):
     save = save_mat_73 if version == "7.3" else lambda path, **arrays: scipy.io.savemat(path, arrays)
     save(tmp_path / "cube.mat", pines=VALUES, note=np.arange(3.0))
     save(tmp_path / "gt.mat", pines_gt=LABELS)
-    scene = load_labelled_scene(tmp_path / "cube.mat", tmp_path / "gt.mat")
+    scene = load(tmp_path / "cube.mat", tmp_path / "gt.mat")
     np.testing.assert_allclose(scene.cube, VALUES)
     np.testing.assert_array_equal(scene.labels, LABELS)
     assert scene.wavelengths_nm is None
@@ -92,19 +96,19 @@ def test_matlab_files_are_found_by_shape(tmp_path, version):
 def test_several_cubes_in_one_file_ask_for_a_name(tmp_path):
     scipy.io.savemat(tmp_path / "two.mat", {"raw": VALUES, "smooth": VALUES * 2, "gt": LABELS, "other": LABELS})
     with pytest.raises(SceneUnreadable, match=r"raw 12 x 10 x 5.*choose with --variable"):
-        load_labelled_scene(tmp_path / "two.mat", tmp_path / "two.mat")
+        load(tmp_path / "two.mat", tmp_path / "two.mat")
     with pytest.raises(SceneUnreadable, match=r"gt 12 x 10.*choose with --label-variable"):
-        load_labelled_scene(tmp_path / "two.mat", tmp_path / "two.mat", variable="smooth")
+        load(tmp_path / "two.mat", tmp_path / "two.mat", variable="smooth")
     with pytest.raises(SceneUnreadable, match=r"no variable 'rough'; it holds raw"):
-        load_labelled_scene(tmp_path / "two.mat", tmp_path / "two.mat", variable="rough")
-    scene = load_labelled_scene(tmp_path / "two.mat", tmp_path / "two.mat", variable="smooth", label_variable="gt")
+        load(tmp_path / "two.mat", tmp_path / "two.mat", variable="rough")
+    scene = load(tmp_path / "two.mat", tmp_path / "two.mat", variable="smooth", label_variable="gt")
     np.testing.assert_allclose(scene.cube, VALUES * 2)
 
 
 def test_numpy_files_with_sparse_label_values(tmp_path):
     np.save(tmp_path / "cube.npy", VALUES.astype(np.float64))
     np.save(tmp_path / "gt.npy", np.choose(LABELS, [0, 1, 10, 11, 14]))
-    scene = load_labelled_scene(tmp_path / "cube.npy", tmp_path / "gt.npy")
+    scene = load(tmp_path / "cube.npy", tmp_path / "gt.npy")
     np.testing.assert_array_equal(scene.labels, LABELS)
     assert [(entry.value, entry.name) for entry in scene.legend] == [
         (1, "class 1"),
@@ -118,11 +122,11 @@ def test_wavelengths_come_from_a_file_where_the_scene_has_none(tmp_path):
     np.save(tmp_path / "cube.npy", VALUES)
     np.save(tmp_path / "gt.npy", LABELS)
     (tmp_path / "nm.txt").write_text("0.45\n0.5\n0.55\n0.6\n0.65\n")
-    scene = load_labelled_scene(tmp_path / "cube.npy", tmp_path / "gt.npy", wavelengths_path=tmp_path / "nm.txt")
+    scene = load(tmp_path / "cube.npy", tmp_path / "gt.npy", wavelengths=tmp_path / "nm.txt")
     np.testing.assert_allclose(scene.wavelengths_nm, [450, 500, 550, 600, 650])
     (tmp_path / "nm.txt").write_text("0.45\n")
     with pytest.raises(SceneUnusable, match="1 wavelengths for 5 bands"):
-        load_labelled_scene(tmp_path / "cube.npy", tmp_path / "gt.npy", wavelengths_path=tmp_path / "nm.txt")
+        load(tmp_path / "cube.npy", tmp_path / "gt.npy", wavelengths=tmp_path / "nm.txt")
 
 
 @pytest.mark.parametrize(("suffix", "driver"), [(".gpkg", "GPKG"), (".geojson", "GeoJSON"), (".shp", "ESRI Shapefile")])
@@ -131,7 +135,7 @@ def test_polygons_are_reprojected_and_rasterised(tmp_path, scene_path, suffix, d
     if driver == "GeoJSON" and epsg != 4326:
         epsg = 4326  # GeoJSON knows no other
     path = polygons(tmp_path / f"p{suffix}", driver, CRS.from_epsg(epsg))
-    scene = load_labelled_scene(scene_path, path, class_field="kind")
+    scene = load(scene_path, path, class_field="kind")
     assert [entry.name for entry in scene.legend] == ["soil", "water", "wheat"]
     expected = np.choose(LABELS - 1, [3, 1, 2, 3])  # by the alphabet
     np.testing.assert_array_equal(scene.labels, expected)
@@ -139,7 +143,7 @@ def test_polygons_are_reprojected_and_rasterised(tmp_path, scene_path, suffix, d
 
 def test_numbered_polygons_keep_their_numbers(tmp_path, scene_path):
     path = polygons(tmp_path / "p.gpkg", "GPKG", names=(2, 5, 10, 2))
-    scene = load_labelled_scene(scene_path, path, class_field="kind", class_names="2=a,5=b,10=c")
+    scene = load(scene_path, path, class_field="kind", classes="2=a,5=b,10=c")
     assert [(entry.value, entry.name) for entry in scene.legend] == [(2, "a"), (5, "b"), (10, "c")]
     np.testing.assert_array_equal(scene.labels, np.choose(LABELS - 1, [1, 2, 3, 1]))
 
@@ -147,15 +151,15 @@ def test_numbered_polygons_keep_their_numbers(tmp_path, scene_path):
 def test_polygon_names_are_not_swapped_by_a_list_in_another_order(tmp_path, scene_path):
     path = polygons(tmp_path / "p.gpkg", "GPKG")
     with pytest.raises(LabelsUnusable, match="own classes are soil, water, wheat; --classes names 'Wheat'"):
-        load_labelled_scene(scene_path, path, class_field="kind", class_names="Wheat,Soil,Water")
-    scene = load_labelled_scene(scene_path, path, class_field="kind", class_names="wheat #aabbcc,soil,water")
+        load(scene_path, path, class_field="kind", classes="Wheat,Soil,Water")
+    scene = load(scene_path, path, class_field="kind", classes="wheat #aabbcc,soil,water")
     assert [(entry.name, entry.color) for entry in scene.legend][2] == ("wheat", "#aabbcc")
 
 
 def test_a_polygon_without_a_class_is_refused(tmp_path, scene_path):
     path = polygons(tmp_path / "p.gpkg", "GPKG", names=("a", "", "b", "c"))
     with pytest.raises(LabelsUnusable, match="has no value in 'kind'"):
-        load_labelled_scene(scene_path, path, class_field="kind")
+        load(scene_path, path, class_field="kind")
 
 
 def test_metres_in_a_geojson_that_should_hold_degrees_are_refused(tmp_path, scene_path):
@@ -163,7 +167,7 @@ def test_metres_in_a_geojson_that_should_hold_degrees_are_refused(tmp_path, scen
     feature = {"type": "Feature", "properties": {"kind": "a"}, "geometry": {"type": "Polygon", "coordinates": [box]}}
     (tmp_path / "p.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": [feature]}))
     with pytest.raises(LabelsUnusable, match=r"p\.geojson"):
-        load_labelled_scene(scene_path, tmp_path / "p.geojson", class_field="kind")
+        load(scene_path, tmp_path / "p.geojson", class_field="kind")
 
 
 def test_points_and_several_layers_are_refused(tmp_path, scene_path):
@@ -175,17 +179,17 @@ def test_points_and_several_layers_are_refused(tmp_path, scene_path):
         )  # fmt: skip
         reason = "no polygons: keep only polygons" if layer == "first" else "several layers, first, second"
         with pytest.raises(LabelsUnusable, match=reason):
-            load_labelled_scene(scene_path, tmp_path / "p.gpkg", class_field="kind")
+            load(scene_path, tmp_path / "p.gpkg", class_field="kind")
 
 
 def test_labels_without_a_coordinate_system_must_lie_right_all_the_same(tmp_path, scene_path):
     path = write_tif(tmp_path / "l.tif", LABELS, crs=None, transform=from_origin(380_300, 5_820_000, 30, 30))
     with pytest.raises(LabelsUnusable, match="columns off"):
-        load_labelled_scene(scene_path, path)
+        load(scene_path, path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotGeoreferencedWarning)
         path = write_tif(tmp_path / "plain.tif", LABELS, crs=None, transform=Affine.identity())
-        np.testing.assert_array_equal(load_labelled_scene(scene_path, path).labels, LABELS)
+        np.testing.assert_array_equal(load(scene_path, path).labels, LABELS)
 
 
 def test_a_matlab_file_with_other_things_in_it_is_read(tmp_path, labels_path):
@@ -194,63 +198,63 @@ def test_a_matlab_file_with_other_things_in_it_is_read(tmp_path, labels_path):
         file["text"] = "a note"
         file["nothing"] = h5py.Empty("f")
         file.create_group("group")["inner"] = VALUES.T
-    np.testing.assert_allclose(load_labelled_scene(tmp_path / "c.mat", labels_path).cube, VALUES)
+    np.testing.assert_allclose(load(tmp_path / "c.mat", labels_path).cube, VALUES)
 
 
 def test_a_value_that_no_sensor_measures_is_refused(tmp_path, labels_path):
     values = VALUES.copy()
     values[0, 0] = -3.4e38
     with pytest.raises(SceneUnusable, match="no-data value"):
-        load_labelled_scene(write_tif(tmp_path / "s.tif", values), labels_path)
+        load(write_tif(tmp_path / "s.tif", values), labels_path)
 
 
 def test_an_empty_cube_is_refused(tmp_path, labels_path):
     np.save(tmp_path / "cube.npy", np.zeros((12, 10, 0)))
     with pytest.raises(SceneUnreadable, match="no cube"):
-        load_labelled_scene(tmp_path / "cube.npy", labels_path)
+        load(tmp_path / "cube.npy", labels_path)
 
 
 def test_a_field_that_is_not_there_lists_those_that_are(tmp_path, scene_path):
     path = polygons(tmp_path / "p.gpkg", "GPKG")
     with pytest.raises(LabelsUnusable, match=r"no field 'Kind'; its fields are kind"):
-        load_labelled_scene(scene_path, path, class_field="Kind")
+        load(scene_path, path, class_field="Kind")
     with pytest.raises(LabelsUnusable, match="--class-field must name"):
-        load_labelled_scene(scene_path, path)
+        load(scene_path, path)
 
 
 def test_polygons_that_miss_the_scene_are_refused(tmp_path, scene_path):
     path = polygons(tmp_path / "p.gpkg", "GPKG", boxes=[(500, 500, 510, 510), (520, 500, 530, 510)])
     with pytest.raises(LabelsUnusable, match="both show the same place"):
-        load_labelled_scene(scene_path, path, class_field="kind")
+        load(scene_path, path, class_field="kind")
 
 
 def test_a_class_whose_polygons_hold_no_pixel_is_named(tmp_path, scene_path):
     path = polygons(tmp_path / "p.gpkg", "GPKG", boxes=[(0, 0, 5, 6), (5, 0, 10, 6), (0.6, 8.6, 0.9, 8.9)])
     with pytest.raises(LabelsUnusable, match=r"class 'water' of p\.gpkg covers no pixel centre"):
-        load_labelled_scene(scene_path, path, class_field="kind")
+        load(scene_path, path, class_field="kind")
 
 
 def test_polygons_need_a_scene_with_coordinates(tmp_path):
     np.save(tmp_path / "cube.npy", VALUES)
     with pytest.raises(LabelsUnusable, match="no coordinate system"):
-        load_labelled_scene(tmp_path / "cube.npy", polygons(tmp_path / "p.gpkg", "GPKG"), class_field="kind")
+        load(tmp_path / "cube.npy", polygons(tmp_path / "p.gpkg", "GPKG"), class_field="kind")
 
 
 def test_labels_of_another_size_are_refused(tmp_path, scene_path):
     path = write_tif(tmp_path / "l.tif", quadrants(9, 10))
     with pytest.raises(LabelsUnusable, match=r"l\.tif is 9 x 10 and scene\.tif 12 x 10 pixels"):
-        load_labelled_scene(scene_path, path)
+        load(scene_path, path)
 
 
 def test_labels_that_lie_elsewhere_are_refused(tmp_path, scene_path):
     path = write_tif(tmp_path / "l.tif", LABELS, transform=from_origin(380_300, 5_820_000, 30, 30))
     with pytest.raises(LabelsUnusable, match=r"0\.0 rows and 10\.0 columns off"):
-        load_labelled_scene(scene_path, path)
+        load(scene_path, path)
 
 
 def test_two_spellings_of_one_coordinate_system_are_no_difference(tmp_path, scene_path):
     spelt = CRS.from_proj4("+proj=utm +zone=33 +datum=WGS84 +units=m +no_defs")
-    scene = load_labelled_scene(scene_path, write_tif(tmp_path / "l.tif", LABELS, crs=spelt))
+    scene = load(scene_path, write_tif(tmp_path / "l.tif", LABELS, crs=spelt))
     np.testing.assert_array_equal(scene.labels, LABELS)
 
 
@@ -258,7 +262,7 @@ def test_bands_first_is_told_by_the_labels(tmp_path):
     np.save(tmp_path / "cube.npy", np.moveaxis(VALUES, -1, 0))
     np.save(tmp_path / "gt.npy", LABELS)
     with pytest.raises(LabelsUnusable, match="save it as rows x cols x bands"):
-        load_labelled_scene(tmp_path / "cube.npy", tmp_path / "gt.npy")
+        load(tmp_path / "cube.npy", tmp_path / "gt.npy")
 
 
 def test_nan_that_nobody_declared_is_refused_with_the_option_that_helps(tmp_path, labels_path):
@@ -267,8 +271,8 @@ def test_nan_that_nobody_declared_is_refused_with_the_option_that_helps(tmp_path
     for path in (tmp_path / "cube.npy", tmp_path / "cube.tif"):
         np.save(path, values) if path.suffix == ".npy" else write_tif(path, values)
         with pytest.raises(SceneUnusable, match=r"in 1 pixels .* --nan-is-nodata"):
-            load_labelled_scene(path, labels_path)
-        scene = load_labelled_scene(path, labels_path, nan_is_nodata=True)
+            load(path, labels_path)
+        scene = load(path, labels_path, nan_is_nodata=True)
         assert scene.labels[0, 0] == 0
         np.testing.assert_allclose(scene.cube[0, 0], scene.band_mean)
 
@@ -276,7 +280,7 @@ def test_nan_that_nobody_declared_is_refused_with_the_option_that_helps(tmp_path
 def test_nan_declared_as_no_data_is_left_out(tmp_path, labels_path):
     values = VALUES.copy()
     values[3:5, 2:4] = np.nan
-    scene = load_labelled_scene(write_tif(tmp_path / "s.tif", values, nodata=np.nan), labels_path)
+    scene = load(write_tif(tmp_path / "s.tif", values, nodata=np.nan), labels_path)
     assert (scene.labels[3:5, 2:4] == 0).all()
     assert scene.warnings == ("4 labelled pixels hold no data and were left out",)
     np.testing.assert_allclose(scene.band_mean, np.nanmean(values, axis=(0, 1)), rtol=1e-5)
@@ -284,14 +288,14 @@ def test_nan_declared_as_no_data_is_left_out(tmp_path, labels_path):
 
 def test_one_class_is_not_enough(tmp_path, scene_path):
     with pytest.raises(LabelsUnusable, match="1 class and two are needed"):
-        load_labelled_scene(scene_path, write_tif(tmp_path / "l.tif", (LABELS > 2).astype("uint8")))
+        load(scene_path, write_tif(tmp_path / "l.tif", (LABELS > 2).astype("uint8")))
 
 
 def test_labels_with_fractions_are_no_classes(tmp_path):
     np.save(tmp_path / "cube.npy", VALUES)
     np.save(tmp_path / "gt.npy", LABELS + 0.5)
     with pytest.raises(LabelsUnusable, match="no classes"):
-        load_labelled_scene(tmp_path / "cube.npy", tmp_path / "gt.npy")
+        load(tmp_path / "cube.npy", tmp_path / "gt.npy")
 
 
 @pytest.mark.parametrize("name", ["cube.npy", "cube.mat", "cube.tif", "cube.xyz"])
@@ -300,17 +304,17 @@ def test_files_that_cannot_be_read_are_refused(tmp_path, labels_path, name, cont
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ServiceError, match=name):
-        load_labelled_scene(tmp_path / name, labels_path)
+        load(tmp_path / name, labels_path)
 
 
 def test_polygons_that_cannot_be_read_are_refused(tmp_path, scene_path):
     (tmp_path / "p.geojson").write_text(json.dumps({"type": "nothing"}))
     with pytest.raises(LabelsUnusable, match=r"p\.geojson"):
-        load_labelled_scene(scene_path, tmp_path / "p.geojson", class_field="kind")
+        load(scene_path, tmp_path / "p.geojson", class_field="kind")
 
 
 def test_a_constant_band_does_not_divide_by_zero(tmp_path, labels_path):
     values = VALUES.copy()
     values[..., 1] = 7
-    scene = load_labelled_scene(write_tif(tmp_path / "s.tif", values), labels_path)
+    scene = load(write_tif(tmp_path / "s.tif", values), labels_path)
     assert np.isfinite(scene.standardised()).all()

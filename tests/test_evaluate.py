@@ -8,6 +8,7 @@ from model.bundle import load_bundle
 from service.errors import LabelsUnusable
 from tests import bundles
 from tests.scenes import quadrants, spectra_of, write_tif
+from training.datasets import LabelledFiles
 from training.evaluate import classify_pixels, score, score_bundle, score_table
 
 
@@ -46,7 +47,7 @@ def test_a_bundle_of_other_classes_is_refused(tmp_path):
     scene_path = write_tif(tmp_path / "s.tif", spectra_of(labels, 5), wavelengths_nm=np.linspace(450, 900, 5))
     labels_path = write_tif(tmp_path / "l.tif", labels)
     with pytest.raises(LabelsUnusable, match="knows no class 'class 1'"):
-        score_bundle(load_bundle(path), scene_path, labels_path)
+        score_bundle(load_bundle(path), LabelledFiles(scene_path, labels_path))
 
 
 def test_a_class_the_bundle_does_not_know_is_never_taken_for_another(tmp_path):
@@ -57,9 +58,9 @@ def test_a_class_the_bundle_does_not_know_is_never_taken_for_another(tmp_path):
     scene_path = write_tif(tmp_path / "s.tif", spectra_of(labels, 5), wavelengths_nm=np.linspace(450, 900, 5))
     labels_path = write_tif(tmp_path / "l.tif", labels)
     with pytest.raises(LabelsUnusable, match="knows no class 'water'"):
-        score_bundle(bundle, scene_path, labels_path, class_names="corn,water")
-    by_name = score_bundle(bundle, scene_path, labels_path, class_names="soy,corn")
-    by_value = score_bundle(bundle, scene_path, labels_path)
+        score_bundle(bundle, LabelledFiles(scene_path, labels_path, "corn,water"))
+    by_name = score_bundle(bundle, LabelledFiles(scene_path, labels_path, "soy,corn"))
+    by_value = score_bundle(bundle, LabelledFiles(scene_path, labels_path))
     assert by_name.scores.class_pixels == (*by_value.scores.class_pixels[1::-1], 0)
 
 
@@ -71,6 +72,6 @@ def test_bands_are_matched_by_wavelength(tmp_path):
     scores = []
     for name, order in (("a.tif", [0, 1, 2, 3, 4]), ("b.tif", [3, 0, 4, 2, 1])):
         path = write_tif(tmp_path / name, values[..., order], wavelengths_nm=wavelengths_nm[order])
-        scores.append(score_bundle(bundle, path, labels_path))
+        scores.append(score_bundle(bundle, LabelledFiles(path, labels_path)))
     assert scores[0] == scores[1]
     assert scores[0].left_out == 0

@@ -32,6 +32,20 @@ GRID_TOLERANCE_PX = 0.1
 
 
 @dataclass(frozen=True)
+class LabelledFiles:
+    """A scene and its labels on disk, and what a person says of them."""
+
+    scene: Path
+    labels: Path
+    classes: str | None = None
+    class_field: str | None = None
+    variable: str | None = None
+    label_variable: str | None = None
+    wavelengths: Path | None = None
+    nan_is_nodata: bool = False
+
+
+@dataclass(frozen=True)
 class Cube:
     """A scene in memory: values, which pixels hold data, and where they lie."""
 
@@ -74,21 +88,11 @@ class LabelledScene:
         return (self.cube - self.band_mean) / self.band_std
 
 
-def load_labelled_scene(
-    scene_path: Path,
-    labels_path: Path,
-    *,
-    class_names: str | None = None,
-    class_field: str | None = None,
-    variable: str | None = None,
-    label_variable: str | None = None,
-    wavelengths_path: Path | None = None,
-    nan_is_nodata: bool = False,
-) -> LabelledScene:
+def load_labelled_scene(files: LabelledFiles) -> LabelledScene:
     """Read a scene and its labels, and refuse what nothing could be learnt from."""
-    cube = load_cube(scene_path, variable, wavelengths_path, nan_is_nodata)
-    labels, in_file = load_labels(labels_path, cube, class_field, label_variable)
-    return label_cube(cube, labels, in_file, class_names)
+    cube = load_cube(files.scene, files.variable, files.wavelengths, files.nan_is_nodata)
+    labels, in_file = load_labels(files.labels, cube, files.class_field, files.label_variable)
+    return label_cube(cube, labels, in_file, files.classes)
 
 
 def load_cube(

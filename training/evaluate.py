@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from model.bundle import Bundle, Manifest, run_graph
 from model.spectra import BandMatch, match_bands
 from service.errors import LabelsUnusable
-from training.datasets import LabelledScene, load_labelled_scene
+from training.datasets import LabelledFiles, LabelledScene, load_labelled_scene
 from training.splits import split_labels
 
 if TYPE_CHECKING:
@@ -115,29 +114,10 @@ class Scored:
         return {**self.scores.record(), "training_pixels_left_out": self.left_out}
 
 
-def score_bundle(
-    bundle: Bundle,
-    scene_path: Path,
-    labels_path: Path,
-    *,
-    class_names: str | None = None,
-    class_field: str | None = None,
-    variable: str | None = None,
-    label_variable: str | None = None,
-    wavelengths_path: Path | None = None,
-) -> Scored:
+def score_bundle(bundle: Bundle, files: LabelledFiles) -> Scored:
     """Ask a bundle about every labelled pixel of a scene, except those it was trained on."""
     manifest = bundle.manifest
-    scene = load_labelled_scene(
-        scene_path,
-        labels_path,
-        class_names=class_names,
-        class_field=class_field,
-        variable=variable,
-        label_variable=label_variable,
-        wavelengths_path=wavelengths_path,
-        nan_is_nodata=True,
-    )
+    scene = load_labelled_scene(files)
     truth = _bundle_classes(scene, manifest)
     judged = truth > 0
     trained = _training_pixels(scene, manifest)

@@ -16,7 +16,7 @@ from model.attention import Normalise, Squaring
 from model.bundle import Bundle, open_session
 from service.errors import OptionsUnusable, OutputUnwritable
 from training.baselines import score_baselines
-from training.datasets import LabelledScene, load_labelled_scene
+from training.datasets import LabelledFiles, LabelledScene, load_labelled_scene
 from training.evaluate import Scores, classify_pixels, score
 from training.export import export_graph, write_bundle
 from training.fit import RECIPES, EpochReport, Recipe, choose_device, fit, require_checkpoint, separation_px
@@ -29,8 +29,7 @@ LARGEST_SEED = 2**31
 class TrainOptions:
     """What `hyperscene train` is asked for."""
 
-    scene: Path
-    labels: Path
+    files: LabelledFiles
     output: Path
     name: str | None = None
     recipe: str = "strong"
@@ -44,12 +43,6 @@ class TrainOptions:
     device: str = "auto"
     baselines: bool = False
     resume: bool = False
-    classes: str | None = None
-    class_field: str | None = None
-    variable: str | None = None
-    label_variable: str | None = None
-    wavelengths: Path | None = None
-    nan_is_nodata: bool = False
     attention: str = "cosine_squared"
     head: Head = "pooled"
     spectral_path: bool = False
@@ -90,16 +83,7 @@ def train(
     choose_device(options.device)
     if options.resume:
         require_checkpoint(options.checkpoint)
-    scene = load_labelled_scene(
-        options.scene,
-        options.labels,
-        class_names=options.classes,
-        class_field=options.class_field,
-        variable=options.variable,
-        label_variable=options.label_variable,
-        wavelengths_path=options.wavelengths,
-        nan_is_nodata=options.nan_is_nodata,
-    )
+    scene = load_labelled_scene(options.files)
     config = _config(options, scene)
     split = split_labels(
         scene.labels, options.split, options.fraction, options.val_fraction, options.seed, separation_px(config)
@@ -198,8 +182,8 @@ def _record(
     rows, cols, bands = scene.cube.shape
     return {
         "data": {
-            "scene": options.scene.name,
-            "labels": options.labels.name,
+            "scene": options.files.scene.name,
+            "labels": options.files.labels.name,
             "rows": rows,
             "cols": cols,
             "bands": bands,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 from model.architecture import HEADS, POSITIONS
 from model.attention import NORMALISE, SQUARING, VARIANTS
 from service.cli import DONE, INTERRUPTED
+from service.commands.data import add_data_options, labelled_files
 from service.progress import Progress
 from training.evaluate import score_line, score_table
 from training.fit import RECIPES, EpochReport
@@ -19,30 +20,15 @@ from training.train import TrainOptions, train
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `hyperscene train`; those of the network are the paper's ablations."""
-    defaults = {field.name: field.default for field in fields(TrainOptions)}
-    parser.set_defaults(
-        **{name: value for name, value in defaults.items() if name not in ("scene", "labels", "output")}
-    )
+    defaults = {field.name: field.default for field in fields(TrainOptions) if field.default is not MISSING}
+    parser.set_defaults(**defaults)
 
     data = parser.add_argument_group("data")
-    data.add_argument("--scene", type=Path, required=True, metavar="S", help="GeoTIFF, ENVI, .mat or .npy")
-    data.add_argument(
-        "--labels", type=Path, required=True, metavar="L",
-        help="raster on the scene's grid, .mat, .npy, or polygons (.gpkg, .geojson, .shp)",
-    )  # fmt: skip
+    add_data_options(data)
     data.add_argument(
         "-o", "--output", type=Path, required=True, metavar="B", help="the bundle to write, an .onnx file"
     )
     data.add_argument("--name", help="the bundle's name (its file's name)")
-    data.add_argument(
-        "--classes", metavar="NAMES",
-        help="a,b,c or 1=a,2=b in the order of the label values, with ' #rrggbb' for a colour; or a file, one a line",
-    )  # fmt: skip
-    data.add_argument("--class-field", metavar="F", help="the polygons' field that holds the class")
-    data.add_argument("--variable", help="the cube's variable in a .mat file with several")
-    data.add_argument("--label-variable", help="the labels' variable in a .mat file with several")
-    data.add_argument("--wavelengths", type=Path, metavar="FILE", help="one wavelength a band, for files without")
-    data.add_argument("--nan-is-nodata", action="store_true", help="leave pixels with NaN out instead of refusing them")
 
     learning = parser.add_argument_group("learning")
     learning.add_argument("--recipe", choices=RECIPES, help="(%(default)s)")
@@ -76,7 +62,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Train, and end with the table of scores."""
-    asked = TrainOptions(**{field.name: getattr(options, field.name) for field in fields(TrainOptions)})
+    given = {field.name: getattr(options, field.name) for field in fields(TrainOptions) if field.name != "files"}
+    asked = TrainOptions(files=labelled_files(options), **given)
     epochs = asked.epochs or RECIPES[asked.recipe].epochs
     finished, validated = 0, ""
     with Progress(epochs, "training") as progress:
