@@ -132,7 +132,7 @@ def test_ctrl_c_leaves_a_checkpoint_that_resume_ends_with_the_same_bundle(data):
         (["--fraction", "0.999"], "lower --fraction"),
         (["--seed", "-1"], "--seed must lie between"),
         (["--seed", str(10**15)], "--seed must lie between"),
-        (["--classes", "x" * 300], "1 names for 4 label values"),
+        (["--classes", "x" * 300], "--classes cannot be read"),
         (["--wavelengths", "nowhere.txt"], "write one number a line"),
     ],
 )  # fmt: skip
