@@ -104,7 +104,13 @@ def test_ctrl_c_leaves_a_checkpoint_that_resume_ends_with_the_same_bundle(data):
     ]
     command += ["-o", data / "cut.onnx", *TINY, *options]
     checkpoint = data / "cut.onnx.checkpoint"
-    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        list(map(str, command)),
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts background jobs deaf to Ctrl-C, and the suite may be one; the user at a terminal is not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     while not checkpoint.exists() and process.poll() is None:
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
