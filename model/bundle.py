@@ -127,7 +127,10 @@ def open_session(content: bytes, name: str, threads: int = 0) -> InferenceSessio
     try:
         return onnxruntime.InferenceSession(content, sess_options=options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own classes share no base below this one
-        raise BundleRefused(f"{name} is cut short or no ONNX file: copy it again, or export it anew") from error
+        reason = type(error).__name__  # InvalidProtobuf, say, or NotImplemented where this ONNX Runtime is too old
+        raise BundleRefused(
+            f"{name} is cut short or no ONNX file ({reason}): copy it again, or export it anew"
+        ) from error
 
 
 def run_graph(session: InferenceSession, cube: NDArray[np.float32], centers: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -23,7 +23,7 @@ from training.datasets import LabelledScene
 from training.splits import Pixels, Split
 
 # Attention matrices of 8 whole patches (8 x 4 heads x 256 x 256 floats) stay in a 32 MB L3 cache; those of 64 do not.
-# AMD EPYC, 2 cores, forward and backward: 40 patches/s at 64, 108 at 16, 110 at 8, 79 at 2.
+# AMD EPYC, 2 cores, forward and backward: about 40 patches/s at 64, 108 at 16, 91 to 113 at 8, 80 at 2.
 CPU_TOKENS_AT_ONCE = 8 * 256
 CUDA_PREDICT_BATCH = 256
 VALIDATIONS = 20  # times over a run that the validation pixels are looked at
