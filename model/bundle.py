@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,6 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError,
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
+
+# Answers a cube (rows, cols, bands) and centers (n, 2) with probabilities.
+Ask = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float32]]
 
 FORMAT_VERSION = 1
 DEMO_BUNDLE = Path(__file__).parent / "bundles" / "demo.onnx"
@@ -93,6 +97,7 @@ class Bundle:
     path: Path
     manifest: Manifest
     sha256: str
+    content: bytes  # the file's, for engines that open it in a way of their own
     session: InferenceSession
 
     def probabilities(self, cube: NDArray[np.float32], centers: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -109,8 +114,9 @@ def load_bundle(path: Path) -> Bundle:
     session = open_session(content, Path(path).name)
     manifest = _read_manifest(session, content, Path(path).name)
     _check_graph(session, manifest, Path(path).name)
-    replay_check(session, manifest, Path(path).name)
-    return Bundle(Path(path), manifest, hashlib.sha256(content).hexdigest(), session)
+    bundle = Bundle(Path(path), manifest, hashlib.sha256(content).hexdigest(), content, session)
+    replay_check(bundle.probabilities, manifest, Path(path).name)
+    return bundle
 
 
 def open_session(content: bytes, name: str, threads: int = 0) -> InferenceSession:
@@ -145,12 +151,12 @@ def check_cube(manifest_mean: list[float], manifest_std: list[float], check: Che
     return (np.asarray(manifest_mean) + np.asarray(manifest_std) * noise).astype(np.float32)
 
 
-def replay_check(session: InferenceSession, manifest: Manifest, name: str) -> None:
+def replay_check(ask: Ask, manifest: Manifest, name: str) -> None:
     """Ask the manifest's question and compare the answer."""
     try:
         cube = check_cube(manifest.band_mean, manifest.band_std, manifest.check)
         expected = np.array(manifest.check.probabilities, np.float32)
-        found = run_graph(session, cube, np.array(manifest.check.centers, np.int64))
+        found = ask(cube, np.array(manifest.check.centers, np.int64))
     except Exception as error:  # a question that cannot be asked: numpy's or onnxruntime's own classes
         raise BundleRefused(f"{name} holds a self-check that cannot be asked: export it anew") from error
     if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=CHECK_TOLERANCE):

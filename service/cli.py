@@ -26,6 +26,9 @@ class Command:
 
 # A command's module, service.commands.<name>, is imported when it is called: serving never loads torch.
 COMMANDS = {
+    "classify": Command("map a scene: classes, probabilities, confidence", "cpu"),
+    "inspect": Command("show what is understood of a scene or a bundle", "cpu"),
+    "bench": Command("measure this machine's speed, interleaved, as ratios", "cpu"),
     "synth": Command("make a synthetic georeferenced scene with a known truth", "cpu"),
     "train": Command("learn a bundle from a scene and a few labels", "train,cpu"),
     "evaluate": Command("score a bundle on labelled pixels", "train,cpu"),

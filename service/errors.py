@@ -33,6 +33,13 @@ class DtypeUnsupported(ServiceError):
     status = 422
 
 
+class BandsMissing(ServiceError):
+    """Wavelengths are absent, or do not cover what the bundle needs."""
+
+    code = "bands_missing"
+    status = 422
+
+
 class SceneUnusable(ServiceError):
     """The scene can be read, but nothing can be learnt from it as it is."""
 
@@ -65,4 +72,25 @@ class BundleUnfaithful(ServiceError):
     """An exported graph does not answer as the network it was made from."""
 
     code = "bundle_unfaithful"
+    status = 500
+
+
+class StorageFull(ServiceError):
+    """The results need more disk than is free."""
+
+    code = "storage_full"
+    status = 507
+
+
+class NotReady(ServiceError):
+    """The device that was asked for cannot run the bundle."""
+
+    code = "not_ready"
+    status = 503
+
+
+class InferenceFailed(ServiceError):
+    """The engine raised, or its probabilities were not finite."""
+
+    code = "inference_failed"
     status = 500

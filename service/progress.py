@@ -36,6 +36,12 @@ class Progress:
             print(f"{self._what} {done}/{self._total} {note} {self._left(done)}".rstrip(), file=sys.stderr, flush=True)
         self._done = done
 
+    def advance_of(self, done: int, total: int) -> None:
+        """The same where the total is known only now."""
+        self._total = total
+        if done > self._done:
+            self.advance_to(done)
+
     def _open_bar(self) -> None:
         """Begin the bar with the first step: a refusal before it leaves no empty one."""
         if sys.stderr.isatty():

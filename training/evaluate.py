@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.bundle import Bundle, Manifest, run_graph
-from model.spectra import BandMatch, match_bands
 from service.errors import LabelsUnusable
+from service.mapping.engines import make_engine
+from service.mapping.pipeline import MapOptions, StripMapper, plan_scene
+from service.mapping.view import Pixels, fit_bands, match_manifest
 from training.datasets import LabelledFiles, LabelledScene, load_labelled_scene
 from training.splits import split_labels
 
@@ -114,27 +116,45 @@ class Scored:
         return {**self.scores.record(), "training_pixels_left_out": self.left_out}
 
 
-def score_bundle(bundle: Bundle, files: LabelledFiles) -> Scored:
-    """Ask a bundle about every labelled pixel of a scene, except those it was trained on."""
+def score_bundle(bundle: Bundle, files: LabelledFiles, options: MapOptions | None = None) -> Scored:
+    """Map a scene as a user would, and judge every labelled pixel except those the bundle was trained on."""
     manifest = bundle.manifest
     scene = load_labelled_scene(files)
     truth = _bundle_classes(scene, manifest)
     judged = truth > 0
     trained = _training_pixels(scene, manifest)
     judged[tuple(trained.T)] = False
-    pixels = np.argwhere(judged)
-    cube = _bundle_bands(scene, manifest)
-    found = classify_pixels(bundle.session, cube, pixels, manifest.patch_px)
-    return Scored(score(truth[judged], found, tuple(manifest.class_names)), len(trained))
+    found = map_array(bundle, _bundle_pixels(scene, manifest), options or MapOptions())
+    return Scored(score(truth[judged], found[judged], tuple(manifest.class_names)), len(trained))
 
 
-def _bundle_bands(scene: LabelledScene, manifest: Manifest) -> NDArray[np.float32]:
-    known = [None if nm is None else np.asarray(nm) for nm in (manifest.wavelengths_nm, manifest.fwhm_nm)]
-    match: BandMatch = match_bands(scene.wavelengths_nm, scene.cube.shape[-1], known[0], manifest.bands, known[1])
-    cube = scene.cube[..., match.bands]
-    if match.weights is not None:
-        cube = cube @ match.weights
-    return np.where(scene.valid[..., None], cube, np.array(manifest.nodata_fill, np.float32))
+@dataclass(frozen=True)
+class ArraySource:
+    """Pixels that are in memory already."""
+
+    pixels: Pixels
+
+    def read(self, top: int, bottom: int) -> Pixels:
+        """Rows top..bottom."""
+        return Pixels(top, self.pixels.cube[top:bottom], self.pixels.valid[top:bottom])
+
+
+def map_array(bundle: Bundle, pixels: Pixels, options: MapOptions) -> NDArray[np.uint16]:
+    """The class map (rows, cols) of a whole scene in memory."""
+    rows, cols = pixels.valid.shape
+    options = options.settled(bundle.manifest, cols)
+    engine = make_engine(bundle)
+    plan = plan_scene(rows, cols, bundle.manifest, options, engine.batch)
+    mapper = StripMapper(engine, bundle.manifest, plan, options.blend)
+    return np.concatenate([strip.classes for strip in mapper.map_source(ArraySource(pixels), plan.strips)])
+
+
+def _bundle_pixels(scene: LabelledScene, manifest: Manifest) -> Pixels:
+    """The scene in the bundle's bands."""
+    match = match_manifest(scene.wavelengths_nm, scene.cube.shape[-1], manifest)
+    fill = np.array(manifest.nodata_fill, np.float32)
+    cube = fit_bands(scene.cube[..., match.bands], scene.valid, match.weights, fill)
+    return Pixels(0, cube, scene.valid)
 
 
 def _bundle_classes(scene: LabelledScene, manifest: Manifest) -> NDArray[np.int64]:

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from pathlib import Path
 
-from model.bundle import DEMO_BUNDLE, load_bundle
 from service.cli import DONE
 from service.commands.data import add_data_options, labelled_files
+from service.commands.options import add_bundle_option, add_mapping_options, chosen_bundle
+from service.mapping.pipeline import MapOptions
 from training.evaluate import score_bundle, score_table
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `hyperscene evaluate`."""
-    parser.add_argument("--bundle", type=Path, metavar="B", help="the bundle to score (the demo bundle)")
+    add_bundle_option(parser)
     add_data_options(parser)
+    add_mapping_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Score every labelled pixel by the patch round it, the training pixels left out."""
-    if options.bundle is None:
-        print(f"no --bundle: scoring the demo bundle, {DEMO_BUNDLE.name}", file=sys.stderr)
-    scored = score_bundle(load_bundle(options.bundle or DEMO_BUNDLE), labelled_files(options))
+    """Score the map a user would get on every labelled pixel, the training pixels left out."""
+    mapping = MapOptions(options.stride, options.blend)
+    scored = score_bundle(chosen_bundle(options), labelled_files(options), mapping)
     if options.json:
         print(json.dumps(scored.record(), indent=2))
     else:

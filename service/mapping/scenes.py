@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import warnings as python_warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import rasterio
 from numpy.typing import NDArray
+from rasterio.control import GroundControlPoint
 from rasterio.crs import CRS
 from rasterio.enums import ColorInterp, MaskFlags
-from rasterio.errors import RasterioError
+from rasterio.errors import NotGeoreferencedWarning, RasterioError
 from rasterio.transform import Affine
 from rasterio.windows import Window
 
@@ -23,6 +27,8 @@ TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # classic and BigTIFF, bo
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
 ENVI_ITEM_BYTES = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 9: 16, 12: 2, 13: 4, 14: 8, 15: 8}
 FORMATS = "GeoTIFF, or ENVI (a data file and its .hdr)"
+# Blocks of a tiled file are met again by the next strip: enough for a row of them in most scenes, and a bound.
+CACHE_BYTES = 192 << 20
 
 
 @dataclass(frozen=True)
@@ -44,18 +50,32 @@ class Scene:
     has_mask: bool
     crs: CRS | None
     transform: Affine
+    gcps: tuple[GroundControlPoint, ...]  # in `crs`, where the file has points instead of a transform
+    block_rows: int  # rows that are read at once whatever is asked for
     warnings: tuple[str, ...]
 
     @property
     def is_georeferenced(self) -> bool:
         return self.crs is not None or self.transform != Affine.identity()
 
+    def narrowed(self, places: NDArray[np.int64]) -> Scene:
+        """The same scene with the bands at `places` only."""
+        return replace(
+            self,
+            bands=tuple(self.bands[place] for place in places),
+            wavelengths_nm=None if self.wavelengths_nm is None else self.wavelengths_nm[places],
+            fwhm_nm=None if self.fwhm_nm is None else self.fwhm_nm[places],
+            scales=self.scales[places],
+            offsets=self.offsets[places],
+            nodata=tuple(self.nodata[place] for place in places),
+        )
+
 
 def open_scene(path: Path) -> Scene:
     """Understand a scene, or refuse it."""
     path, driver = _locate(path)
     try:
-        with rasterio.open(path, driver=driver) as dataset:
+        with _opened(path, driver) as dataset:
             return _understand(path, driver, dataset)
     except RasterioError as error:
         raise SceneUnreadable(f"{path.name} cannot be read as {driver}: {error}; send {FORMATS}") from error
@@ -68,21 +88,59 @@ def read_cube(scene: Scene, window: Window | None = None) -> tuple[NDArray[np.fl
 
     NaN stays in the values of invalid pixels, so that a caller can tell it from a declared no-data value.
     """
+    with open_pixels(scene) as pixels:
+        return pixels.read(window)
+
+
+@contextmanager
+def open_pixels(scene: Scene) -> Iterator[ScenePixels]:
+    """The scene's pixels by window, from one open file; for one thread."""
     try:
-        with rasterio.open(scene.path, driver=scene.driver) as dataset:
-            raw = dataset.read(list(scene.bands), window=window)  # (bands, rows, cols)
-            valid = np.ones(raw.shape[1:], bool)
-            if scene.has_mask:
-                valid &= dataset.dataset_mask(window=window) > 0
+        with _opened(scene.path, scene.driver) as dataset:
+            yield ScenePixels(scene, dataset)
     except RasterioError as error:
         raise SceneUnreadable(f"{scene.path.name} is cut short or damaged: {error}; copy it again") from error
-    valid &= ~_is_nodata(raw, scene.nodata)
-    cube = raw.astype(np.float32, copy=False)
-    for band, (scale, offset) in enumerate(zip(scene.scales, scene.offsets, strict=True)):
-        if (scale, offset) != (1, 0):
-            cube[band] = cube[band] * scale + offset
-    valid &= np.isfinite(cube).all(axis=0)
-    return np.ascontiguousarray(np.moveaxis(cube, 0, -1)), valid
+
+
+class ScenePixels:
+    """An open scene; made by `open_pixels`."""
+
+    def __init__(self, scene: Scene, dataset: Any) -> None:
+        self._scene = scene
+        self._dataset = dataset
+
+    def read(self, window: Window | None = None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Values (rows, cols, bands), and which pixels (rows, cols) are valid."""
+        scene = self._scene
+        raw = self._dataset.read(list(scene.bands), window=window)  # (bands, rows, cols)
+        valid = ~_is_nodata(raw, scene.nodata)
+        if scene.has_mask:
+            valid &= self._dataset.dataset_mask(window=window) > 0
+        cube = raw.astype(np.float32, copy=False)
+        for band, (scale, offset) in enumerate(zip(scene.scales, scene.offsets, strict=True)):
+            if (scale, offset) != (1, 0):
+                cube[band] = cube[band] * scale + offset
+        if raw.dtype.kind == "f":
+            valid &= np.isfinite(cube).all(axis=0)
+        return np.ascontiguousarray(np.moveaxis(cube, 0, -1)), valid
+
+
+@contextmanager
+def _opened(path: Path, driver: str) -> Iterator[Any]:
+    # Without PAM, a .aux.xml beside the file can change nothing of what is read.
+    with rasterio.Env(GDAL_PAM_ENABLED="NO", GDAL_CACHEMAX=CACHE_BYTES):
+        with unplaced_is_fine():
+            dataset = rasterio.open(path, driver=driver)
+        with dataset:
+            yield dataset
+
+
+@contextmanager
+def unplaced_is_fine() -> Iterator[None]:
+    """Opens rasters without georeference in silence: the scene's own warnings tell of it."""
+    with python_warnings.catch_warnings():
+        python_warnings.simplefilter("ignore", NotGeoreferencedWarning)
+        yield
 
 
 def _is_nodata(raw: NDArray[Any], nodata: tuple[float | None, ...]) -> NDArray[np.bool_]:
@@ -138,6 +196,8 @@ def _understand(path: Path, driver: str, dataset: Any) -> Scene:
     header = dataset.tags(ns="ENVI") if driver == "ENVI" else {}
     if driver == "ENVI":
         _check_size(path, dataset, header)
+    else:
+        _check_last_blocks(path, dataset)
     colors = dataset.colorinterp
     candidates = [band for band in dataset.indexes if colors[band - 1] != ColorInterp.alpha]
     listed = {name: _listed(dataset, header, name) for name in ("bbl", "wavelength", "fwhm")}
@@ -152,6 +212,12 @@ def _understand(path: Path, driver: str, dataset: Any) -> Scene:
         raise SceneUnreadable(f"the header of {path.name} marks every band as bad (bbl): mend it")
     wavelengths_nm, fwhm_nm = _wavelengths(dataset, listed["fwhm"], good)
     factor = _reflectance_factor(header)
+    gcps, gcps_crs = dataset.gcps
+    crs = dataset.crs or gcps_crs
+    if crs is None and dataset.transform == Affine.identity():
+        warnings.append("the scene has no georeference, so its map has none")
+    elif crs is None:
+        warnings.append("the scene has no coordinate reference system; its transform is kept")
     return Scene(
         path=path,
         driver=driver,
@@ -166,8 +232,10 @@ def _understand(path: Path, driver: str, dataset: Any) -> Scene:
         offsets=np.array([dataset.offsets[band - 1] for band in good]) / factor,
         nodata=tuple(dataset.nodatavals[band - 1] for band in good),
         has_mask=MaskFlags.per_dataset in dataset.mask_flag_enums[0],
-        crs=dataset.crs,
+        crs=crs,
         transform=dataset.transform,
+        gcps=tuple(gcps),
+        block_rows=dataset.block_shapes[0][0],
         warnings=tuple(warnings),
     )
 
@@ -181,6 +249,17 @@ def _check_size(path: Path, dataset: Any, header: dict[str, str]) -> None:
     found = path.stat().st_size
     if found < expected:
         raise SceneUnreadable(f"{path.name} is cut short: {found} bytes of {expected}; copy it again")
+
+
+def _check_last_blocks(path: Path, dataset: Any) -> None:
+    """A TIFF that was cut has its list of blocks and not the last of them."""
+    found = path.stat().st_size
+    block_rows, block_cols = dataset.block_shapes[0]
+    last = f"{(dataset.width - 1) // block_cols}_{(dataset.height - 1) // block_rows}"
+    for band in dataset.indexes:
+        where, size = (dataset.get_tag_item(f"BLOCK_{what}_{last}", "TIFF", band) for what in ("OFFSET", "SIZE"))
+        if where and size and int(where) + int(size) > found:  # blocks of a sparse file have no place
+            raise SceneUnreadable(f"{path.name} is cut short: {found} bytes of {int(where) + int(size)}; copy it again")
 
 
 def _listed(dataset: Any, header: dict[str, str], name: str) -> list[float]:

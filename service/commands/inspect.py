@@ -1,0 +1,185 @@
+"""`hyperscene inspect`: on one screen, what was understood of a scene or of a bundle."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from model.bundle import DEMO_BUNDLE, Bundle, load_bundle
+from service.cli import DONE
+from service.errors import BandsMissing
+from service.mapping.scenes import Scene, open_scene
+from service.mapping.view import SceneView, match_scene, sample_pixels, unit_warning, view_scene, whole_view
+
+LABEL_WIDTH = 13
+# More samples than this are not all read to count valid pixels; the share is then that of some rows.
+COUNTED_SAMPLES = 500_000_000
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `hyperscene inspect`."""
+    parser.add_argument("path", type=Path, metavar="PATH", help="a scene, or a bundle (.onnx)")
+    parser.add_argument("--bundle", type=Path, metavar="B", help="match the scene with this bundle (the demo bundle)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show a bundle, or a scene beside a bundle."""
+    if options.path.suffix.lower() == ".onnx":
+        document = describe_bundle(load_bundle(options.path))
+    else:
+        scene = open_scene(options.path)
+        document = describe_scene(scene, load_bundle(options.bundle or DEMO_BUNDLE))
+    print(json.dumps(document, indent=2, ensure_ascii=False) if options.json else _screen(document))
+    return DONE
+
+
+def describe_scene(scene: Scene, bundle: Bundle) -> dict[str, Any]:
+    """Everything `inspect` says of a scene."""
+    warnings = list(scene.warnings)
+    try:
+        view = view_scene(scene, bundle.manifest)
+        match = _match_words(scene, bundle)
+        is_mappable = True
+    except BandsMissing as error:
+        view, match, is_mappable = whole_view(scene), f"does not match: {error}", False
+    share, is_exact, spectra = _look(view)
+    if is_mappable and (unusual := unit_warning(spectra, bundle.manifest)):
+        warnings.append(unusual)
+    if share == 0:
+        warnings.append("no valid pixel was found: the map would be class 0")
+    nm, transform = scene.wavelengths_nm, scene.transform
+    return {
+        "scene": str(scene.path),
+        "format": {"GTiff": "GeoTIFF", "ENVI": "ENVI"}[scene.driver],
+        "rows": scene.rows,
+        "cols": scene.cols,
+        "type": scene.dtype,
+        "bands": len(scene.bands),
+        "bad_bands": scene.bad_bands,
+        "wavelengths_nm": None if nm is None else [round(float(nm.min()), 2), round(float(nm.max()), 2)],
+        "values": None if not spectra.size else [float(spectra.min()), float(spectra.max())],
+        # As text, since JSON has no NaN.
+        "no_data": sorted({f"{value:g}" for value in scene.nodata if value is not None}),
+        "crs": None if scene.crs is None else scene.crs.to_string(),
+        "pixel_size": [abs_length(transform.a, transform.d), abs_length(transform.b, transform.e)],
+        "transform": list(transform)[:6],
+        "ground_control_points": len(scene.gcps),
+        "valid_share": round(share, 6),
+        "valid_share_is_exact": is_exact,
+        "bundle": bundle.manifest.name,
+        "match": match,
+        "is_mappable": is_mappable,
+        "warnings": warnings,
+    }
+
+
+def describe_bundle(bundle: Bundle) -> dict[str, Any]:
+    """Everything `inspect` says of a bundle; that it was loaded means that it passed its self-check."""
+    manifest, training = bundle.manifest, bundle.manifest.training
+    nm = manifest.wavelengths_nm
+    return {
+        "bundle": str(bundle.path),
+        "name": manifest.name,
+        "classes": manifest.class_names,
+        "bands": manifest.bands,
+        "wavelengths_nm": None if nm is None else [min(nm), max(nm)],
+        "values": list(manifest.value_range),
+        "patch_px": manifest.patch_px,
+        "attention": manifest.attention,
+        "head": manifest.head,
+        "split": training.get("split"),
+        "recipe": training.get("recipe", {}).get("name"),
+        "seed": training.get("seed"),
+        "scores": {name: training.get("scores", {}).get(name) for name in ("oa", "aa", "kappa", "pixels")},
+        "sha256": bundle.sha256,
+        "self_check": "passed",
+    }
+
+
+def abs_length(x: float, y: float) -> float:
+    """The length of one pixel along an axis that may be turned."""
+    return round(float((x * x + y * y) ** 0.5), 9)
+
+
+def _look(view: SceneView) -> tuple[float, bool, Any]:
+    """The valid share, whether every pixel was looked at, and some spectra."""
+    scene = view.scene
+    with view.open() as pixels:
+        spectra, share = sample_pixels(pixels, scene.rows)
+        if scene.rows * scene.cols * len(scene.bands) > COUNTED_SAMPLES:
+            return share, False, spectra
+        step = max(1, 16_000_000 // (scene.cols * len(scene.bands)))
+        valid = sum(
+            int(pixels.read(top, min(top + step, scene.rows)).valid.sum()) for top in range(0, scene.rows, step)
+        )
+    return valid / (scene.rows * scene.cols), True, spectra
+
+
+def _match_words(scene: Scene, bundle: Bundle) -> str:
+    match, bands = match_scene(scene, bundle.manifest), bundle.manifest.bands
+    return {
+        "same": f"{bands} bands, the same wavelengths",
+        "resampled": f"{bands} bands, resampled from {len(match.bands)} of the scene's",
+        "by count": f"{bands} bands, by their order: the wavelengths are not known",
+    }[match.kind]
+
+
+def _screen(document: dict[str, Any]) -> str:
+    lines = []
+    for label, value in (_bundle_lines if "classes" in document else _scene_lines)(document):
+        words = textwrap.wrap(str(value), 120 - LABEL_WIDTH - 1) or [""]
+        lines.append(f"{label:<{LABEL_WIDTH}} {words[0]}")
+        lines += [" " * (LABEL_WIDTH + 1) + line for line in words[1:]]
+    return "\n".join(lines)
+
+
+def _scene_lines(scene: dict[str, Any]) -> list[tuple[str, Any]]:
+    nm, values = scene["wavelengths_nm"], scene["values"]
+    bad = f" ({scene['bad_bands']} bad ones dropped)" if scene["bad_bands"] else ""
+    width, height = scene["pixel_size"]
+    about = "" if scene["valid_share_is_exact"] else "about "
+    return [
+        ("scene", f"{scene['scene']} ({scene['format']})"),
+        ("size", f"{scene['rows']} rows x {scene['cols']} cols x {scene['bands']} bands{bad}, {scene['type']}"),
+        ("wavelengths", "unknown" if nm is None else f"{nm[0]:g} to {nm[1]:g} nm"),
+        ("values", "none" if values is None else f"{values[0]:.4g} to {values[1]:.4g} in some rows"),
+        ("no data", ", ".join(scene["no_data"]) or "no value declared"),
+        ("valid", f"{about}{100 * scene['valid_share']:.1f} % of the pixels"),
+        ("CRS", scene["crs"] or "none"),
+        ("pixel", f"{width:g} x {height:g}" if not scene["ground_control_points"] else
+         f"{scene['ground_control_points']} ground control points"),
+        ("bundle", f"{scene['bundle']}: {scene['match']}"),
+        *(("warning", warning) for warning in scene["warnings"]),
+    ]  # fmt: skip
+
+
+def _bundle_lines(bundle: dict[str, Any]) -> list[tuple[str, Any]]:
+    nm, scores, split = bundle["wavelengths_nm"], bundle["scores"], bundle["split"]
+    low, high = bundle["values"]
+    percent = "  ".join(
+        f"{label} {100 * scores[name]:.2f}"
+        for label, name in (("OA", "oa"), ("AA", "aa"), ("kappa", "kappa"))
+        if scores[name] is not None
+    )
+    return [
+        ("bundle", f"{bundle['bundle']} ({bundle['name']})"),
+        ("classes", f"{len(bundle['classes'])}: {', '.join(bundle['classes'])}"),
+        ("bands", f"{bundle['bands']}" + ("" if nm is None else f", {nm[0]:g} to {nm[1]:g} nm")),
+        ("values", f"{low:.4g} to {high:.4g}"),
+        ("network", f"{bundle['attention']}, head {bundle['head']}, patches of {bundle['patch_px']} px"),
+        ("split", "unknown" if not split else _split_words(split)),
+        ("recipe", f"{bundle['recipe'] or 'unknown'}, seed {bundle['seed']}"),
+        ("scores", f"{percent}  (in %, {scores['pixels']} test pixels)" if percent else "unknown"),
+        ("self-check", bundle["self_check"]),
+        ("sha256", bundle["sha256"]),
+    ]
+
+
+def _split_words(split: dict[str, Any]) -> str:
+    counts = ", ".join(f"{split[part]} to {verb}" for part, verb in (
+        ("train", "train"), ("validation", "validate"), ("test", "test")) if part in split)  # fmt: skip
+    return f"{split.get('name')}: {counts or 'pixels not counted'}"

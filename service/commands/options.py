@@ -1,0 +1,43 @@
+"""Options that several commands share, so that they read alike."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from model.bundle import DEMO_BUNDLE, Bundle, load_bundle
+from service.mapping.blend import BLENDS
+from service.mapping.engines import DEVICES
+from service.mapping.pipeline import TOKEN_STRIDES
+
+
+def add_bundle_option(parser: argparse.ArgumentParser) -> None:
+    """--bundle."""
+    parser.add_argument("--bundle", type=Path, metavar="B", help="the bundle to use (the demo bundle)")
+
+
+def chosen_bundle(options: argparse.Namespace) -> Bundle:
+    """The bundle that was asked for, or the demo bundle, and then it says so."""
+    if options.bundle is None:
+        print(f"no --bundle: using the demo bundle, {DEMO_BUNDLE.name}", file=sys.stderr)
+    return load_bundle(options.bundle or DEMO_BUNDLE)
+
+
+def add_mapping_options(parser: argparse.ArgumentParser) -> None:
+    """--stride and --blend."""
+    parser.add_argument(
+        "--stride", type=int, choices=TOKEN_STRIDES, default=0, metavar="PX",
+        help="pixels between patch centres: 1, 2, 4, 8, and 16 for token bundles (4; 8 for token bundles)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--blend", choices=BLENDS, default="angle",
+        help="how the patches over a pixel are weighed; none needs stride 1 (angle)",
+    )  # fmt: skip
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """--device, --threads and --batch."""
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="what runs the network (auto: the fastest)")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="threads on a processor (all cores)")
+    parser.add_argument("--batch", type=int, default=0, metavar="N", help="patches a call (16, or 256 on a GPU)")

@@ -1,0 +1,182 @@
+"""Asking the network: windows of pixels out of a block, a call for each tile, answers in the lattice's order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Event
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.bundle import Manifest
+from service.errors import InferenceFailed, ServiceError
+from service.mapping.ahead import StageClock
+from service.mapping.blend import Answers
+from service.mapping.engines import Engine
+from service.mapping.lattice import Plan, Strip
+from service.mapping.view import Pixels, PixelSource
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one strip needs to be mapped: its groups that were not classified before, and their pixels."""
+
+    strip: Strip
+    groups: range
+    pixels: Pixels
+
+
+@dataclass(frozen=True)
+class AnsweredBlock:
+    """A block and what the network said about it."""
+
+    block: Block
+    answers: list[Answers]
+
+
+Report = Callable[[int, int], None]  # lattice cells behind us, of how many; called from one thread
+
+
+class Cancelled(Exception):
+    """The work was stopped because somebody asked for it."""
+
+
+def read_blocks(source: PixelSource, plan: Plan, strips: Iterable[Strip]) -> Iterator[Block]:
+    """Blocks for consecutive strips; rows and groups that two strips need are read and classified once."""
+    held: Pixels | None = None
+    next_group = 0
+    for strip in strips:
+        groups = strip.groups if held is None else range(max(next_group, strip.groups.start), strip.groups.stop)
+        top, bottom = plan.rows_needed(strip, groups)
+        if held is None or held.bottom <= top:
+            held = source.read(top, bottom)
+        else:
+            held = _extend(held.since(top), source, bottom)
+        next_group = strip.groups.stop
+        yield Block(strip, groups, held)
+
+
+def _extend(held: Pixels, source: PixelSource, bottom: int) -> Pixels:
+    if bottom <= held.bottom:
+        return held
+    fresh = source.read(held.bottom, bottom)
+    return Pixels(held.top, np.concatenate([held.cube, fresh.cube]), np.concatenate([held.valid, fresh.valid]))
+
+
+class Classifier:
+    """A bundle's engine and as many threads as it wants to be called from."""
+
+    def __init__(
+        self, engine: Engine, manifest: Manifest, plan: Plan, clock: StageClock, report: Report, cancelled: Event
+    ) -> None:
+        self._engine = engine
+        self._manifest = manifest
+        self._plan = plan
+        self._clock = clock
+        self._report = report
+        self._cancelled = cancelled
+        self._cells = 0  # behind us: classified, or without data
+        self.patches = 0
+
+    def classify(self, blocks: Generator[Block, None, None]) -> Generator[AnsweredBlock, None, None]:
+        """Answers, block after block; the next block's calls are queued before this one's are awaited."""
+        with ThreadPoolExecutor(self._engine.callers, "hyperscene-caller") as callers:
+            pending: deque[tuple[Block, list[_PendingGroup]]] = deque()
+            try:
+                for block in blocks:
+                    pending.append((block, [self._begin(callers, block.pixels, group) for group in block.groups]))
+                    if len(pending) > 1:
+                        yield self._finish(*pending.popleft())
+                while pending:
+                    yield self._finish(*pending.popleft())
+            finally:
+                callers.shutdown(wait=True, cancel_futures=True)
+                blocks.close()
+
+    @property
+    def _total(self) -> int:
+        return self._plan.lattice.cell_rows * self._plan.lattice.cell_cols
+
+    def _begin(self, callers: ThreadPoolExecutor, pixels: Pixels, group: int) -> _PendingGroup:
+        lattice, plan = self._plan.lattice, self._plan
+        top = group * plan.group_px
+        inside = pixels.valid[top - pixels.top : min(top + plan.group_px, lattice.rows) - pixels.top]
+        # Every pixel of a `token` patch answers for itself; there the centre may lie on missing data.
+        may_hold = np.ones_like(inside) if self._manifest.head == "token" else inside
+        centers, _ = lattice.place_centers(may_hold, top)
+        _, is_asked = lattice.place_centers(inside, top)
+        calls = []
+        for tile in range(plan.tiles):
+            cells = slice(tile * plan.tile_cols, (tile + 1) * plan.tile_cols)
+            asked = is_asked[:, cells]
+            if asked.any():
+                tile_centers = centers[:, cells][asked]
+                self.patches += len(tile_centers)
+                calls.append((tile, callers.submit(self._ask, pixels, group, tile, tile_centers)))
+        return _PendingGroup(group, centers, is_asked, calls)
+
+    def _ask(self, pixels: Pixels, group: int, tile: int, centers: NDArray[np.int64]) -> NDArray[np.float32]:
+        if self._cancelled.is_set():
+            raise Cancelled
+        (top, bottom), (left, right) = self._plan.window_rows(group), self._plan.window_cols(tile)
+        window = cut_window(pixels, self._plan.lattice.rows, top, bottom, left, right)
+        # A constant number of centres: one shape for the engine, and the same sums whatever is missing.
+        filled = np.concatenate([centers, np.repeat(centers[-1:], self._plan.patches_per_tile - len(centers), axis=0)])
+        try:
+            with self._clock.stage("network", 1 / self._engine.callers):
+                answer = self._engine.probabilities(window, filled - np.array([top, left]))[: len(centers)]
+        except ServiceError:
+            raise
+        except Exception as error:  # whatever an engine raises
+            raise InferenceFailed(f"{self._engine.provider} failed: {error}; try another device") from error
+        if not np.isfinite(answer).all():
+            raise InferenceFailed(
+                f"{self._engine.provider} gave probabilities that are no numbers: check the scene's values, "
+                "or export the bundle anew"
+            )
+        return answer
+
+    def _finish(self, block: Block, groups: list[_PendingGroup]) -> AnsweredBlock:
+        return AnsweredBlock(block, [self._gather(group) for group in groups])
+
+    def _gather(self, pending: _PendingGroup) -> Answers:
+        plan, manifest = self._plan, self._manifest
+        inner = (manifest.patch_px,) * 2 if manifest.head == "token" else ()
+        shape = (*pending.is_asked.shape, *inner, manifest.classes)
+        probabilities = np.zeros(shape, np.float32)
+        for tile, call in pending.calls:
+            cells = slice(tile * plan.tile_cols, (tile + 1) * plan.tile_cols)
+            probabilities[:, cells][pending.is_asked[:, cells]] = call.result()
+            self._report(self._cells + cells.start * len(pending.is_asked), self._total)
+        self._cells += pending.is_asked.size
+        self._report(self._cells, self._total)
+        return Answers(pending.group, pending.centers, pending.is_asked, probabilities)
+
+
+@dataclass(frozen=True)
+class _PendingGroup:
+    group: int
+    centers: NDArray[np.int64]
+    is_asked: NDArray[np.bool_]
+    calls: list[tuple[int, Future[NDArray[np.float32]]]]
+
+
+def cut_window(pixels: Pixels, scene_rows: int, top: int, bottom: int, left: int, right: int) -> NDArray[np.float32]:
+    """Pixels top..bottom, left..right; what lies outside of the scene is its reflection, as in training."""
+    cols = pixels.cube.shape[1]
+    if top >= pixels.top and bottom <= pixels.bottom and left >= 0 and right <= cols:
+        return np.ascontiguousarray(pixels.cube[top - pixels.top : bottom - pixels.top, left:right])
+    rows = _reflected(top, bottom, scene_rows)
+    # Rows that no patch reads may be missing from the block (the lattice's last cells lie outside): any will do.
+    rows = np.clip(rows, pixels.top, pixels.bottom - 1) - pixels.top
+    return pixels.cube[rows[:, None], _reflected(left, right, cols)[None, :]]
+
+
+def _reflected(start: int, stop: int, size: int) -> NDArray[np.int64]:
+    """Places start..stop folded into 0..size-1 without repeating the edge."""
+    period = max(2 * (size - 1), 1)
+    folded = np.arange(start, stop) % period
+    return np.minimum(folded, period - folded)

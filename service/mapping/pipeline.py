@@ -1,0 +1,270 @@
+"""The path of a scene: open, plan, classify the lattice strip by strip, blend, write."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from model.bundle import Bundle, Manifest
+from service.errors import OptionsUnusable, OutputUnwritable, StorageFull
+from service.mapping.ahead import StageClock, ahead
+from service.mapping.blend import BLENDS, Blend, Blender, Directions
+from service.mapping.classify import AnsweredBlock, Block, Cancelled, Classifier, Report, read_blocks
+from service.mapping.engines import Engine
+from service.mapping.lattice import Lattice, Plan, Strip, plan_mapping
+from service.mapping.rasters import (
+    PROBABILITY_TYPES,
+    RASTERS,
+    MappedStrip,
+    MapWriter,
+    ProbabilityType,
+    optimise,
+)
+from service.mapping.records import Tally, make_item, make_summary, write_json, write_preview, write_style
+from service.mapping.scenes import Scene
+from service.mapping.view import PixelSource, SceneView, sample_pixels, unit_warning, view_scene
+
+STRIDES = (1, 2, 4, 8)
+TOKEN_STRIDES = (1, 2, 4, 8, 16)
+# A strip's pixels as float32. Some eight strips are in the pipeline at once, as pixels, directions or copies.
+STRIP_BYTES = 64 << 20
+RESULTS = (*RASTERS, "classes.qml", "preview.png", "summary.json", "item.json")
+
+
+@dataclass(frozen=True)
+class MapOptions:
+    """What decides the result, and how it is stored; 0 lets the value be chosen."""
+
+    stride_px: int = 0
+    blend: Blend = "angle"
+    probability_type: ProbabilityType = "uint8"
+    strip_px: int = 0
+
+    def settled(self, manifest: Manifest, cols: int) -> MapOptions:
+        """The same options with everything chosen, or a refusal."""
+        strides = TOKEN_STRIDES if manifest.head == "token" else STRIDES
+        stride_px = self.stride_px or (8 if manifest.head == "token" else 4)
+        if stride_px not in strides or stride_px > manifest.patch_px:
+            raise OptionsUnusable(
+                f"stride must be one of {', '.join(map(str, strides))} and at most the patch's {manifest.patch_px} "
+                f"pixels for a bundle with the head {manifest.head}, not {stride_px}"
+            )
+        if self.blend not in BLENDS:
+            raise OptionsUnusable(f"blend must be one of {', '.join(BLENDS)}, not {self.blend}")
+        if self.probability_type not in PROBABILITY_TYPES:
+            raise OptionsUnusable(
+                f"the probability type must be one of {', '.join(PROBABILITY_TYPES)}, not {self.probability_type}"
+            )
+        if self.blend == "none" and stride_px != 1:
+            raise OptionsUnusable(
+                "blend none gives each pixel its own patch and needs stride 1; with a larger stride use linear or angle"
+            )
+        if self.strip_px < 0:
+            raise OptionsUnusable(f"a strip's height must be 1 pixel or more, not {self.strip_px}")
+        strip_px = self.strip_px or _strip_px(cols * manifest.bands * 4)
+        return MapOptions(stride_px, self.blend, self.probability_type, strip_px)
+
+
+def map_scene(
+    scene: Scene,
+    bundle: Bundle,
+    engine: Engine,
+    output: Path,
+    options: MapOptions,
+    report: Report | None = None,
+    cancelled: threading.Event | None = None,
+) -> dict[str, Any]:
+    """Map a scene into the seven files of RESULTS under `output`; answers the summary."""
+    began, clock, cancelled = time.perf_counter(), StageClock(), cancelled or threading.Event()
+    manifest = bundle.manifest
+    view = view_scene(scene, manifest)
+    options = options.settled(manifest, scene.cols)
+    plan = plan_scene(scene.rows, scene.cols, manifest, options, engine.batch)
+    warnings = [*scene.warnings, *_band_warnings(view, manifest)]
+    with _workplace(output, scene, manifest, options) as folder:
+        tally = Tally(scene, manifest)
+        with view.open() as pixels:
+            unusual = unit_warning(sample_pixels(pixels, scene.rows)[0], manifest)
+            warnings += [unusual] if unusual else []
+        mapper = StripMapper(engine, manifest, plan, options.blend, clock, report, cancelled)
+        with MapWriter(folder, scene, manifest, options.probability_type) as writer:
+            for strip in mapper.map_view(view, plan.strips):
+                with clock.stage("write"):
+                    writer.write(strip)
+                    tally.add(strip)
+        warnings += tally.warnings()
+        with clock.stage("optimise"):
+            for name in RASTERS:
+                _until_cancelled(cancelled, optimise, folder, name, engine.callers)
+            write_preview(folder / "preview.png", folder / "classes.tif")
+        write_style(folder / "classes.qml", manifest)
+        summary = make_summary(scene, bundle, engine, tally, warnings, settings=asdict(options))
+        summary |= {"patches": mapper.patches, "seconds": _rounded(clock.seconds, time.perf_counter() - began)}
+        write_json(folder / "summary.json", summary)
+        write_json(folder / "item.json", make_item(scene, bundle, output.name))
+        for name in RESULTS:
+            (folder / name).replace(output / name)
+    return summary
+
+
+def plan_scene(rows: int, cols: int, manifest: Manifest, options: MapOptions, batch: int) -> Plan:
+    """The plan of a scene's size under settled options."""
+    lattice = Lattice(rows, cols, options.stride_px, manifest.patch_px)
+    return plan_mapping(lattice, is_voting=options.blend != "none", batch=batch, strip_px=options.strip_px)
+
+
+class StripMapper:
+    """Maps strips of one scene: all of them in order, or any of them anywhere, with the same result."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        manifest: Manifest,
+        plan: Plan,
+        blend: Blend,
+        clock: StageClock | None = None,
+        report: Report | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> None:
+        self._engine = engine
+        self._manifest = manifest
+        self._plan = plan
+        # Each of a `token` patch's pixels has a vote of its own: no pixel borrows the centre's, so angles say nothing.
+        self._blend: Blend = "linear" if manifest.head == "token" and blend == "angle" else blend
+        self._clock = clock or StageClock()
+        self._report: Report = report or (lambda done, total: None)
+        self._cancelled = cancelled or threading.Event()
+        self.patches = 0
+
+    def map_view(self, view: SceneView, strips: Sequence[Strip]) -> Generator[MappedStrip, None, None]:
+        """Consecutive strips of a scene on disk; the file is opened and read by a thread of its own."""
+
+        def blocks() -> Generator[Block, None, None]:
+            with view.open() as pixels:
+                yield from self._read(pixels, strips)
+
+        return self._map(blocks(), strips)
+
+    def map_source(self, source: PixelSource, strips: Sequence[Strip]) -> Generator[MappedStrip, None, None]:
+        """Consecutive strips of any source."""
+        return self._map(self._read(source, strips), strips)
+
+    def _map(self, blocks: Generator[Block, None, None], strips: Sequence[Strip]) -> Generator[MappedStrip, None, None]:
+        classifier = Classifier(self._engine, self._manifest, self._plan, self._clock, self._report, self._cancelled)
+        answered = ahead(classifier.classify(ahead(blocks)))
+        # One thread for numpy's products: more would take the network's cores, and could round differently.
+        with threadpool_limits(1, user_api="blas"):
+            mapped = ahead(self._blend_blocks(answered, strips[0].top))
+            try:
+                for strip in mapped:
+                    if self._cancelled.is_set():
+                        raise Cancelled
+                    yield strip
+                    self.patches = classifier.patches
+            finally:
+                mapped.close()
+
+    def _read(self, source: PixelSource, strips: Sequence[Strip]) -> Generator[Block, None, None]:
+        blocks = read_blocks(source, self._plan, strips)
+        while True:
+            with self._clock.stage("read"):
+                block = next(blocks, None)
+            if block is None or self._cancelled.is_set():
+                return
+            yield block
+
+    def _blend_blocks(
+        self, answered: Generator[AnsweredBlock, None, None], top: int
+    ) -> Generator[MappedStrip, None, None]:
+        blender = Blender(self._plan, self._blend, self._manifest.classes, top)
+        try:
+            for item in answered:
+                with self._clock.stage("blend"):
+                    strip, pixels = item.block.strip, item.block.pixels
+                    spectra = Directions.of(pixels) if self._blend == "angle" else None
+                    for answers in item.answers:
+                        if self._cancelled.is_set():
+                            raise Cancelled
+                        blender.add(answers, spectra)
+                    valid = pixels.valid[strip.top - pixels.top : strip.bottom - pixels.top]
+                    mapped = MappedStrip(strip.top, blender.take(strip.bottom), valid)
+                yield mapped
+        finally:
+            answered.close()
+
+
+def _strip_px(row_bytes: int) -> int:
+    """Rows of a strip that keep to STRIP_BYTES: 16 to 128, so that small scenes have strips to overlap, too."""
+    return int(np.clip(STRIP_BYTES // row_bytes // 16 * 16, 16, 128))
+
+
+def _band_warnings(view: SceneView, manifest: Manifest) -> list[str]:
+    if view.match.kind == "by count" and manifest.wavelengths_nm is None:
+        return ["bands were matched by their order, since the bundle has no wavelengths"]
+    return []
+
+
+@contextmanager
+def _workplace(output: Path, scene: Scene, manifest: Manifest, options: MapOptions) -> Generator[Path, None, None]:
+    """A folder inside `output` that is gone afterwards, whatever happens; results are moved out of it when whole."""
+    was_there = output.exists()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=output))
+    except OSError as error:
+        raise OutputUnwritable(f"{output} cannot be written ({error.strerror}): choose another folder") from error
+    try:
+        _require_space(folder, scene, manifest, options)
+        yield folder
+    except OSError as error:
+        raise OutputUnwritable(f"{output} cannot be written ({error.strerror}): free the disk") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not was_there and not any(output.iterdir()):
+            output.rmdir()
+
+
+def _require_space(folder: Path, scene: Scene, manifest: Manifest, options: MapOptions) -> None:
+    """Plain rasters and their compressed copies lie side by side at the end."""
+    item_bytes = 1 if options.probability_type == "uint8" else 4
+    needed = 2 * scene.rows * scene.cols * (2 + item_bytes * (manifest.classes + 1))
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise StorageFull(
+            f"the results may need {needed >> 20} MB and {free >> 20} MB are free: free the disk, choose another "
+            "folder, or crop the scene"
+        )
+
+
+def _until_cancelled(cancelled: threading.Event, work: Callable[..., None], *arguments: Any) -> None:
+    """Run work that cannot be stopped; when cancelled, leave it behind: its folder is removed under it."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work(*arguments)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="hyperscene-optimise", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+        if cancelled.is_set():
+            raise Cancelled
+    if failed:
+        raise failed[0]
+
+
+def _rounded(stages: dict[str, float], total: float) -> dict[str, float]:
+    return {name: round(seconds, 3) for name, seconds in ({**stages, "total": total}).items()}

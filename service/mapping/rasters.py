@@ -1,0 +1,157 @@
+"""The map's rasters: strips go into plain GeoTIFFs, which become cloud-optimised ones when the last strip is in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, get_args
+
+import numpy as np
+import rasterio
+from numpy.typing import NDArray
+from rasterio.enums import ColorInterp
+from rasterio.errors import RasterioError
+from rasterio.shutil import copy as copy_raster
+from rasterio.windows import Window
+
+from model.bundle import Manifest
+from service.errors import OutputUnwritable
+from service.mapping.scenes import CACHE_BYTES, Scene, unplaced_is_fine
+
+ProbabilityType = Literal["uint8", "float32"]
+PROBABILITY_TYPES: tuple[ProbabilityType, ...] = get_args(ProbabilityType)
+
+# A byte holds probabilities in steps of 1/254; 255 is left for pixels without data.
+BYTE_STEPS = 254
+BYTE_NODATA = 255
+
+RASTERS = ("classes.tif", "probabilities.tif", "confidence.tif")
+GDAL_ENV = {"GDAL_PAM_ENABLED": "NO", "GDAL_CACHEMAX": CACHE_BYTES, "GDAL_TIFF_INTERNAL_MASK": "YES"}
+
+
+@dataclass(frozen=True)
+class MappedStrip:
+    """Rows of the finished map: probabilities (rows, cols, classes), and which pixels (rows, cols) hold data."""
+
+    top: int
+    probabilities: NDArray[np.float32]
+    valid: NDArray[np.bool_]
+
+    @property
+    def classes(self) -> NDArray[np.uint16]:
+        """1..K, or 0 where there is no data."""
+        found = self.probabilities.argmax(axis=-1).astype(np.uint16) + np.uint16(1)
+        return np.where(self.valid, found, np.uint16(0))
+
+    @property
+    def confidence(self) -> NDArray[np.float32]:
+        """The largest probability."""
+        largest: NDArray[np.float32] = self.probabilities.max(axis=-1)
+        return largest
+
+
+class MapWriter:
+    """Three rasters of the scene's size and place, written strip by strip into a folder."""
+
+    def __init__(self, folder: Path, scene: Scene, manifest: Manifest, probability_type: ProbabilityType) -> None:
+        self._folder = folder
+        self._scene = scene
+        self._manifest = manifest
+        self._type = probability_type
+        self._env = rasterio.Env(**GDAL_ENV)
+        self._files: dict[str, Any] = {}
+
+    def __enter__(self) -> MapWriter:
+        self._env.__enter__()
+        class_type = "uint8" if self._manifest.classes < 256 else "uint16"
+        nodata = BYTE_NODATA if self._type == "uint8" else float("nan")
+        self._open("classes.tif", 1, class_type, 0)
+        self._open("probabilities.tif", self._manifest.classes, self._type, nodata)
+        self._open("confidence.tif", 1, self._type, nodata)
+        self._describe()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            for file in self._files.values():
+                file.close()
+        finally:
+            self._env.__exit__(kind, error, trace)
+
+    def write(self, strip: MappedStrip) -> None:
+        """Put a strip in its place."""
+        rows, cols = strip.valid.shape
+        window = Window(0, strip.top, cols, rows)
+        classes = strip.classes.astype(self._files["classes.tif"].dtypes[0])
+        probabilities = np.moveaxis(self._encoded(strip.probabilities, strip.valid[..., None]), -1, 0)
+        confidence = self._encoded(strip.confidence, strip.valid)
+        try:
+            self._files["classes.tif"].write(classes, 1, window=window)
+            self._files["probabilities.tif"].write(probabilities, window=window)
+            self._files["confidence.tif"].write(confidence, 1, window=window)
+        except RasterioError as error:
+            raise OutputUnwritable(f"{self._folder} cannot be written ({error}): free the disk") from error
+
+    def _open(self, name: str, bands: int, dtype: str, nodata: float) -> None:
+        scene = self._scene
+        place: dict[str, Any] = {"crs": scene.crs, "transform": scene.transform}
+        if scene.gcps:
+            place = {"crs": scene.crs, "gcps": list(scene.gcps)}
+        # Plain strips, since they are written once and read once; blocks and compression come with the copy.
+        with unplaced_is_fine():
+            self._files[name] = rasterio.open(
+                plain_name(self._folder, name), "w", driver="GTiff", height=scene.rows, width=scene.cols, count=bands,
+                dtype=dtype, nodata=nodata, interleave="pixel", bigtiff="if_safer", photometric="minisblack", **place,
+            )  # fmt: skip
+
+    def _describe(self) -> None:
+        """Names, colours and scales, while the headers can still take them."""
+        manifest = self._manifest
+        classes, probabilities, confidence = (self._files[name] for name in RASTERS)
+        colors = {0: (0, 0, 0, 0)}
+        colors |= {value: (*rgb(color), 255) for value, color in enumerate(manifest.class_colors, start=1)}
+        classes.write_colormap(1, colors)
+        classes.set_band_description(1, "class")
+        classes.update_tags(class_names="{" + ", ".join(["no data", *manifest.class_names]) + "}")
+        for band, name in enumerate(manifest.class_names, start=1):
+            probabilities.set_band_description(band, name)
+        confidence.set_band_description(1, "confidence")
+        for file in (probabilities, confidence):
+            file.colorinterp = [ColorInterp.gray] + [ColorInterp.undefined] * (file.count - 1)
+            if self._type == "uint8":
+                file.scales = [1 / BYTE_STEPS] * file.count
+
+    def _encoded(self, share: NDArray[np.float32], valid: NDArray[np.bool_]) -> NDArray[Any]:
+        if self._type == "float32":
+            return np.where(valid, share, np.float32(np.nan))
+        steps = np.rint(share * np.float32(BYTE_STEPS)).astype(np.uint8)
+        return np.where(valid, steps, np.uint8(BYTE_NODATA))
+
+
+def plain_name(folder: Path, name: str) -> Path:
+    """Where a raster lies before it is cloud-optimised."""
+    return folder / f"plain_{name}"
+
+
+def optimise(folder: Path, name: str, threads: int) -> None:
+    """Turn a plain raster into a COG beside it, and drop the plain one."""
+    plain = plain_name(folder, name)
+    # Classes have no average: an overview shows the class most of its pixels have.
+    resampling = "MODE" if name == "classes.tif" else "AVERAGE"
+    try:
+        with rasterio.Env(**GDAL_ENV), unplaced_is_fine():
+            copy_raster(
+                plain, folder / name, driver="COG", compress="DEFLATE", blocksize=256, bigtiff="IF_SAFER",
+                overview_resampling=resampling, num_threads=threads, strict=True,
+            )  # fmt: skip
+    except RasterioError as error:
+        raise OutputUnwritable(f"{folder} cannot be written ({error}): free the disk") from error
+    plain.unlink()
+
+
+def rgb(color: str) -> tuple[int, int, int]:
+    """The parts of `#rrggbb`."""
+    return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)

@@ -1,0 +1,229 @@
+"""What goes with the rasters: counts and areas, the summary, a QGIS style, a preview, a STAC Item."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import quoteattr
+
+import numpy as np
+import rasterio
+from numpy.typing import NDArray
+from rasterio.enums import Resampling
+from rasterio.errors import RasterioError
+from rasterio.transform import from_gcps
+from rasterio.warp import transform_geom
+
+from model.bundle import Bundle, Manifest
+from service.mapping.engines import Engine
+from service.mapping.rasters import GDAL_ENV, MappedStrip
+from service.mapping.scenes import Scene, unplaced_is_fine
+
+PREVIEW_PX = 1024
+# WGS 84: the equator's radius, and the square of the eccentricity.
+RADIUS_M, ECCENTRICITY_2 = 6_378_137.0, 6.694379990141e-3
+
+
+class Tally:
+    """Pixels, hectares and confidence, added up strip by strip."""
+
+    def __init__(self, scene: Scene, manifest: Manifest) -> None:
+        self._scene = scene
+        self._values = manifest.classes + 1
+        self.pixels = np.zeros(self._values, np.int64)  # by class value, 0 for no data
+        self.hectares: NDArray[np.float64] | None = np.zeros(self._values)
+        self._confidence = 0.0
+
+    def add(self, strip: MappedStrip) -> None:
+        """Count a strip."""
+        classes = strip.classes
+        places = classes + self._values * np.arange(len(classes))[:, None]
+        counts = np.bincount(places.ravel(), minlength=self._values * len(classes)).reshape(len(classes), -1)
+        self.pixels += counts.sum(axis=0)
+        area = pixel_hectares(self._scene, strip.top, strip.top + len(classes))
+        self.hectares = None if area is None or self.hectares is None else self.hectares + area @ counts
+        self._confidence += float(strip.confidence.sum(where=strip.valid, dtype=np.float64))
+
+    @property
+    def valid_pixels(self) -> int:
+        return int(self.pixels[1:].sum())
+
+    @property
+    def mean_confidence(self) -> float | None:
+        return self._confidence / self.valid_pixels if self.valid_pixels else None
+
+    def warnings(self) -> list[str]:
+        """What a person should hear about the counts."""
+        return [] if self.valid_pixels else ["the scene holds no valid pixel: the whole map is class 0"]
+
+
+def pixel_hectares(scene: Scene, top: int, bottom: int) -> NDArray[np.float64] | None:
+    """The area of a pixel in each of the rows top..bottom; None where the scene does not say."""
+    if scene.crs is None or scene.gcps:
+        return None
+    square_units = abs(scene.transform.determinant)
+    if scene.crs.is_projected:
+        metres = float(scene.crs.linear_units_factor[1])
+        return np.full(bottom - top, square_units * metres**2 / 10_000)
+    if not scene.crs.is_geographic:
+        return None
+    degree = math.radians(1)  # of the middle column: rows of a scene hardly change their latitude
+    middle = scene.cols / 2
+    latitude = np.radians([(scene.transform @ (middle, row + 0.5))[1] for row in range(top, bottom)])
+    flattened = 1 - ECCENTRICITY_2 * np.sin(latitude) ** 2
+    square_m = RADIUS_M**2 * (1 - ECCENTRICITY_2) / flattened**2 * np.cos(latitude) * degree**2
+    area: NDArray[np.float64] = square_units * square_m / 10_000
+    return area
+
+
+def make_summary(
+    scene: Scene, bundle: Bundle, engine: Engine, tally: Tally, warnings: list[str], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """What was mapped, with what, and what came out."""
+    manifest = bundle.manifest
+    total = max(tally.valid_pixels, 1)
+    classes = [
+        {
+            "value": value,
+            "name": name,
+            "color": color,
+            "pixels": int(tally.pixels[value]),
+            "share": round(float(tally.pixels[value] / total), 6),
+            "hectares": None if tally.hectares is None else round(float(tally.hectares[value]), 4),
+        }
+        for value, (name, color) in enumerate(zip(manifest.class_names, manifest.class_colors, strict=True), start=1)
+    ]
+    return {
+        "scene": {"name": scene.path.name, "rows": scene.rows, "cols": scene.cols, "bands": len(scene.bands)},
+        "crs": scene.crs.to_string() if scene.crs is not None else None,
+        "is_georeferenced": scene.is_georeferenced,
+        "classes": classes,
+        "valid_pixels": tally.valid_pixels,
+        "no_data_pixels": int(tally.pixels[0]),
+        "mean_confidence": None if tally.mean_confidence is None else round(tally.mean_confidence, 6),
+        "warnings": warnings,
+        "settings": settings | {"batch": engine.batch, "threads": engine.callers},
+        "bundle": {"name": manifest.name, "sha256": bundle.sha256},
+        "device": engine.device,
+        "provider": engine.provider,
+        "version": version("hyperscene"),
+    }
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """A document as people and programs like it."""
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def write_style(path: Path, manifest: Manifest) -> None:
+    """A QGIS style: QGIS takes it up by itself, since it lies beside classes.tif under the same name."""
+    entries = "\n".join(
+        f'        <paletteEntry value="{value}" color="{color}" alpha="255" label={quoteattr(name)}/>'
+        for value, (name, color) in enumerate(zip(manifest.class_names, manifest.class_colors, strict=True), start=1)
+    )
+    path.write_text(
+        f"""<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>
+<qgis version="3.28" styleCategories="Symbology">
+  <pipe>
+    <rasterrenderer type="paletted" band="1" opacity="1" alphaBand="-1" nodataColor="">
+      <colorPalette>
+{entries}
+      </colorPalette>
+    </rasterrenderer>
+    <rasterresampler maxOversampling="2"/>
+  </pipe>
+  <blendMode>0</blendMode>
+</qgis>
+""",
+        encoding="utf-8",
+    )
+
+
+def write_preview(path: Path, classes: Path) -> None:
+    """The class map in its colours, at most PREVIEW_PX on its longer side; clear where there is no data."""
+    with rasterio.Env(**GDAL_ENV), unplaced_is_fine():
+        with rasterio.open(classes, driver="GTiff") as raster:
+            shrink = max(1.0, max(raster.shape) / PREVIEW_PX)
+            shape = tuple(max(1, round(size / shrink)) for size in raster.shape)
+            values = raster.read(1, out_shape=shape, resampling=Resampling.nearest)
+            colors = raster.colormap(1)
+        table = np.array([colors.get(value, (0, 0, 0, 0)) for value in range(int(values.max()) + 1)], np.uint8)
+        picture = np.moveaxis(table[values], -1, 0)
+        with rasterio.open(path, "w", driver="PNG", height=shape[0], width=shape[1], count=4, dtype="uint8") as file:
+            file.write(picture)
+
+
+def make_item(scene: Scene, bundle: Bundle, name: str) -> dict[str, Any]:
+    """The result as a STAC Item; its geometry is null where the scene has no place on Earth."""
+    footprint = _footprint(scene)
+    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    properties: dict[str, Any] = {
+        "datetime": now,
+        "created": now,
+        "description": f"Class map of {scene.path.name} by the bundle {bundle.manifest.name}",
+        "proj:shape": [scene.rows, scene.cols],
+        "hyperscene:bundle_sha256": bundle.sha256,
+    }
+    if scene.crs is not None:
+        epsg = scene.crs.to_epsg()
+        properties["proj:code"] = f"EPSG:{epsg}" if epsg else None
+        if epsg is None:
+            properties["proj:wkt2"] = scene.crs.to_wkt(version="WKT2_2019")
+        if not scene.gcps:
+            properties["proj:transform"] = list(scene.transform)[:6]
+    item: dict[str, Any] = {
+        "type": "Feature",
+        "stac_version": "1.1.0",
+        "stac_extensions": ["https://stac-extensions.github.io/projection/v2.0.0/schema.json"],
+        "id": name or scene.path.stem,
+        "geometry": footprint,
+        "properties": properties,
+        "links": [],
+        "assets": _assets(bundle.manifest),
+    }
+    if footprint is not None:
+        lon, lat = zip(*footprint["coordinates"][0], strict=True)
+        item["bbox"] = [min(lon), min(lat), max(lon), max(lat)]
+    return item
+
+
+def _assets(manifest: Manifest) -> dict[str, Any]:
+    cog = "image/tiff; application=geotiff; profile=cloud-optimized"
+    legend = [
+        {"value": value, "name": name, "color_hint": color[1:].upper()}
+        for value, (name, color) in enumerate(zip(manifest.class_names, manifest.class_colors, strict=True), start=1)
+    ]
+    described = {
+        "classes": ("classes.tif", cog, "Class map", "data"),
+        "probabilities": ("probabilities.tif", cog, "Probability of each class", "data"),
+        "confidence": ("confidence.tif", cog, "The largest probability", "data"),
+        "style": ("classes.qml", "application/xml", "QGIS style of the class map", "metadata"),
+        "preview": ("preview.png", "image/png", "The class map as a picture", "thumbnail"),
+        "summary": ("summary.json", "application/json", "Pixels, areas, settings and warnings", "metadata"),
+    }
+    assets: dict[str, Any] = {
+        key: {"href": f"./{href}", "type": kind, "title": title, "roles": [role]}
+        for key, (href, kind, title, role) in described.items()
+    }
+    assets["classes"]["classification:classes"] = legend
+    return assets
+
+
+def _footprint(scene: Scene) -> dict[str, Any] | None:
+    """The scene's outline in longitude and latitude."""
+    if scene.crs is None:
+        return None
+    transform = from_gcps(list(scene.gcps)) if scene.gcps else scene.transform
+    corners = [(0, 0), (0, scene.rows), (scene.cols, scene.rows), (scene.cols, 0), (0, 0)]
+    ring = [transform @ corner for corner in corners]
+    try:
+        outline = transform_geom(scene.crs, "EPSG:4326", {"type": "Polygon", "coordinates": [ring]}, precision=7)
+    except RasterioError:  # a local system that is tied to no place
+        return None
+    if not np.isfinite(outline["coordinates"][0]).all():
+        return None
+    return {"type": "Polygon", "coordinates": [[list(map(float, point)) for point in outline["coordinates"][0]]]}
