@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -42,7 +42,7 @@ class Check(BaseModel):
     rows: int = Field(ge=1)
     cols: int = Field(ge=1)
     centers: list[tuple[int, int]] = Field(min_length=1)
-    probabilities: list[Any]  # nested like the graph's output
+    probabilities: list[Any] = Field(repr=False)  # nested like the graph's output
 
 
 class Manifest(BaseModel):
@@ -97,8 +97,8 @@ class Bundle:
     path: Path
     manifest: Manifest
     sha256: str
-    content: bytes  # the file's, for engines that open it in a way of their own
-    session: InferenceSession
+    content: bytes = field(repr=False)  # the file's, for engines that open it in a way of their own
+    session: InferenceSession = field(repr=False)
 
     def probabilities(self, cube: NDArray[np.float32], centers: NDArray[np.int64]) -> NDArray[np.float32]:
         """Probabilities of the patches round `centers` (n, 2) of `cube` (rows, cols, bands)."""

@@ -42,9 +42,69 @@ def pixel_graph(bands: int = 5, classes: int = 3, seed: int = 0) -> onnx.ModelPr
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def describe(graph: onnx.ModelProto, bands: int = 5, classes: int = 3, **changes: Any) -> Manifest:
+def patch_graph(
+    bands: int = 5, classes: int = 3, patch_px: int = 16, head: str = "pooled", seed: int = 0
+) -> onnx.ModelProto:
+    """A graph that weighs every pixel of a patch by its place; `token` answers for each by its own spectrum and place.
+
+    It needs the whole patch inside the cube: mapping never asks for less.
+    """
+    generator = np.random.default_rng(seed)
+    weights = generator.normal(size=(bands, classes)).astype(np.float32)
+    places = generator.uniform(0.5, 1.5, (patch_px, patch_px, 1)).astype(np.float32)
+    offsets = np.stack(np.indices((patch_px, patch_px)), axis=-1)[None] - patch_px // 2
+    nodes = [
+        helper.make_node("Unsqueeze", ["centers", "axes"], ["corners"]),
+        helper.make_node("Add", ["corners", "offsets"], ["pixels"]),  # (n, patch, patch, 2)
+        helper.make_node("GatherND", ["cube", "pixels"], ["patches"]),
+        helper.make_node("Mul", ["patches", "places"], ["weighed"]),
+    ]
+    spectra = "weighed"
+    if head != "token":
+        nodes.append(helper.make_node("ReduceMean", ["weighed", "sides"], ["spectra"], keepdims=0))
+        spectra = "spectra"
+    nodes += [
+        helper.make_node("MatMul", [spectra, "weights"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=-1),
+    ]
+    inner = [patch_px, patch_px] if head == "token" else []
+    graph = helper.make_graph(
+        nodes,
+        "patch",
+        [
+            helper.make_tensor_value_info("cube", TensorProto.FLOAT, ["rows", "cols", bands]),
+            helper.make_tensor_value_info("centers", TensorProto.INT64, ["n", 2]),
+        ],
+        [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", *inner, classes])],
+        [
+            numpy_helper.from_array(weights, "weights"),
+            numpy_helper.from_array(places, "places"),
+            numpy_helper.from_array(offsets.astype(np.int64), "offsets"),
+            numpy_helper.from_array(np.array([1, 2]), "axes"),
+            numpy_helper.from_array(np.array([1, 2]), "sides"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def write_patch_bundle(
+    path: Path, bands: int = 5, classes: int = 3, patch_px: int = 16, head: str = "pooled", **changes: Any
+) -> Path:
+    """A sound bundle that looks at whole patches."""
+    graph = patch_graph(bands, classes, patch_px, head)
+    # The question lies inside: this graph does not reflect.
+    inside = Check(seed=1, rows=patch_px + 3, cols=patch_px + 2, centers=[(patch_px // 2, patch_px // 2 + 1)],
+                   probabilities=[])  # fmt: skip
+    manifest = describe(graph, bands, classes, inside, **{"patch_px": patch_px, "head": head} | changes)
+    write_with(path, graph, manifest.model_dump_json())
+    return path
+
+
+def describe(
+    graph: onnx.ModelProto, bands: int = 5, classes: int = 3, question: Check | None = None, **changes: Any
+) -> Manifest:
     """A manifest that fits the graph, with some fields changed."""
-    question = Check(seed=1, rows=4, cols=5, centers=[(0, 0), (3, 2)], probabilities=[])
+    question = question or Check(seed=1, rows=4, cols=5, centers=[(0, 0), (3, 2)], probabilities=[])
     mean, std = [0.3] * bands, [0.1] * bands
     answer = run_graph(
         open_session(graph.SerializeToString(), "test"), check_cube(mean, std, question), np.array(question.centers)

@@ -9,6 +9,7 @@ import rasterio
 from rasterio.crs import CRS
 from rasterio.transform import Affine, from_origin
 
+from service.mapping.scenes import unplaced_is_fine
 from training.classes import FileLegend
 from training.datasets import Cube, LabelledScene, label_cube
 
@@ -45,17 +46,19 @@ def write_tif(
     *,
     nodata: float | None = None,
     crs: CRS | None = UTM,
-    transform: Affine = GRID,
+    transform: Affine | None = GRID,
     wavelengths_nm: np.ndarray | None = None,
     **options: object,
 ) -> Path:
     """Values (rows, cols) or (rows, cols, bands) as GeoTIFF."""
     layers = values[None] if values.ndim == 2 else np.moveaxis(values, -1, 0)
     count, rows, cols = layers.shape
-    with rasterio.open(
-        path, "w", driver="GTiff", height=rows, width=cols, count=count, dtype=layers.dtype, nodata=nodata,
-        crs=crs, transform=transform, **options,
-    ) as file:  # fmt: skip
+    with unplaced_is_fine():
+        file = rasterio.open(
+            path, "w", driver="GTiff", height=rows, width=cols, count=count, dtype=layers.dtype, nodata=nodata,
+            crs=crs, transform=transform, **options,
+        )  # fmt: skip
+    with file:
         file.write(layers)
         for band, wavelength_nm in enumerate(() if wavelengths_nm is None else wavelengths_nm, start=1):
             file.update_tags(band, wavelength=str(wavelength_nm), wavelength_units="Nanometers")

@@ -5,6 +5,8 @@ import gzip
 import numpy as np
 import pytest
 import rasterio
+from rasterio.control import GroundControlPoint
+from rasterio.shutil import copy as copy_raster
 from rasterio.windows import Window
 
 from service.errors import DtypeUnsupported, SceneIncomplete, SceneUnreadable
@@ -14,13 +16,141 @@ from tests.scenes import GRID, UTM, write_envi, write_tif
 VALUES = np.random.default_rng(0).integers(1, 200, (6, 7, 4))
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "uint32", "float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64"],
+)
 def test_geotiff_of_each_type_is_read(tmp_path, dtype):
     # Three bands: GDAL takes the fourth of a byte image for its alpha.
-    path = write_tif(tmp_path / "s.tif", VALUES[..., :3].astype(dtype))
-    cube, valid = read_cube(open_scene(path))
-    np.testing.assert_array_equal(cube, VALUES[..., :3])
+    values = (VALUES[..., :3] // 2).astype(dtype)
+    cube, valid = read_cube(open_scene(write_tif(tmp_path / "s.tif", values)))
+    np.testing.assert_array_equal(cube, values)
     assert valid.all()
+
+
+ENVI_TYPES = {"int16": 2, "float32": 4, "float64": 5, "uint16": 12}
+LAYOUTS = {
+    "striped": {"blockysize": 2},
+    "tiled": {"tiled": True, "blockxsize": 16, "blockysize": 16},
+    "pixel": {"interleave": "pixel"},
+    "band": {"interleave": "band", "compress": "lzw"},
+    "BigTIFF": {"bigtiff": "yes"},
+    "big endian": {"endianness": "big"},
+    "compressed": {"compress": "deflate", "predictor": 2},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_geotiff_of_each_layout_is_read(tmp_path, layout):
+    values = np.random.default_rng(1).integers(1, 9000, (37, 21, 6)).astype("int16")
+    scene = open_scene(write_tif(tmp_path / "s.tif", values, **LAYOUTS[layout]))
+    np.testing.assert_array_equal(read_cube(scene)[0], values)
+    assert (scene.crs, scene.transform) == (UTM, GRID)
+
+
+def test_a_cog_is_read(tmp_path):
+    values = np.random.default_rng(1).integers(1, 9000, (600, 530, 3)).astype("int16")
+    plain = write_tif(tmp_path / "plain.tif", values)
+    copy_raster(plain, tmp_path / "s.tif", driver="COG")
+    scene = open_scene(tmp_path / "s.tif")
+    np.testing.assert_array_equal(read_cube(scene)[0], values)
+    assert (scene.crs, scene.transform) == (UTM, GRID)
+
+
+def write_raw_envi(path, values, order=0, offset=0, more=""):
+    """An ENVI pair written byte by byte, as other programs write them."""
+    rows, cols, bands = values.shape
+    swapped = np.moveaxis(values, -1, 0).astype(values.dtype.newbyteorder("<>"[order]))
+    path.write_bytes(b"\7" * offset + swapped.tobytes())
+    path.with_suffix(".hdr").write_text(
+        f"ENVI\nsamples = {cols}\nlines = {rows}\nbands = {bands}\nheader offset = {offset}\n"
+        f"file type = ENVI Standard\ndata type = {ENVI_TYPES[values.dtype.name]}\ninterleave = bsq\n"
+        f"byte order = {order}\n{more}"
+    )
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint16", "float32", "float64"])
+@pytest.mark.parametrize("offset", [0, 17])
+@pytest.mark.parametrize("order", [0, 1])
+def test_envi_of_either_byte_order_and_any_header_offset_is_read(tmp_path, order, offset, dtype):
+    path = write_raw_envi(tmp_path / "s.dat", VALUES.astype(dtype), order, offset)
+    np.testing.assert_array_equal(read_cube(open_scene(path))[0], VALUES)
+
+
+def test_a_header_offset_counts_when_a_file_is_cut_short(tmp_path):
+    path = write_raw_envi(tmp_path / "s.dat", VALUES.astype("int16"), offset=17)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(SceneUnreadable, match="352 bytes of 353"):
+        open_scene(path)
+
+
+def test_a_header_named_after_the_whole_data_file_is_found(tmp_path):
+    path = write_envi(tmp_path / "s.img", VALUES.astype("int16"))
+    path.with_suffix(".hdr").rename(tmp_path / "s.img.hdr")
+    for given in (path, tmp_path / "s.img.hdr"):
+        np.testing.assert_array_equal(read_cube(open_scene(given))[0], VALUES)
+
+
+def test_rotated_map_info_is_kept(tmp_path):
+    more = "map info = {UTM, 1, 1, 380000, 5820000, 30, 30, 33, North, WGS-84, units=Meters, rotation=30}\n"
+    scene = open_scene(write_raw_envi(tmp_path / "s.dat", VALUES.astype("int16"), more=more))
+    assert scene.crs == UTM
+    assert np.hypot(scene.transform.a, scene.transform.d) == pytest.approx(30)
+    assert abs(scene.transform.b) == pytest.approx(30 * np.sin(np.radians(30)))
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("wavelength units = Nanometers\nwavelength = {450, 550, 650, 750}", [450, 550, 650, 750]),
+        ("wavelength units = Micrometers\nwavelength = {0.45, 0.55, 0.65, 0.75}", [450, 550, 650, 750]),
+        ("wavelength = {450, 550, 650, 750}", [450, 550, 650, 750]),
+        ("wavelength = {0.45, 0.55, 0.65, 0.75}", [450, 550, 650, 750]),
+    ],
+)
+def test_wavelengths_are_nm_with_any_unit_or_none(tmp_path, header, expected):
+    scene = open_scene(write_envi(tmp_path / "s.img", VALUES.astype("int16"), header + "\n"))
+    np.testing.assert_allclose(scene.wavelengths_nm, expected)
+
+
+def test_ground_control_points_are_kept(tmp_path):
+    places = ((0, 0), (0, 7), (6, 7))
+    points = [GroundControlPoint(row, col, 380000 + 30 * col, 5820000 - 30 * row) for row, col in places]
+    scene = open_scene(write_tif(tmp_path / "s.tif", VALUES.astype("int16"), transform=None, gcps=points))
+    assert scene.crs == UTM
+    assert [(point.row, point.col, point.x) for point in scene.gcps] == [(p.row, p.col, p.x) for p in points]
+
+
+def test_a_scene_without_georeference_says_so(tmp_path):
+    scene = open_scene(write_tif(tmp_path / "s.tif", VALUES.astype("int16"), crs=None, transform=None))
+    assert not scene.is_georeferenced
+    assert "no georeference" in scene.warnings[0]
+
+
+def test_a_scene_without_crs_keeps_its_transform_and_says_so(tmp_path):
+    scene = open_scene(write_tif(tmp_path / "s.tif", VALUES.astype("int16"), crs=None))
+    assert scene.transform == GRID
+    assert "its transform is kept" in scene.warnings[0]
+
+
+def test_a_file_beside_the_scene_changes_nothing(tmp_path):
+    path = write_tif(tmp_path / "s.tif", VALUES.astype("int16"))
+    (tmp_path / "s.tif.aux.xml").write_text(
+        '<PAMDataset><GeoTransform>0,1,0,0,0,1</GeoTransform><PAMRasterBand band="1"><NoDataValue>7</NoDataValue>'
+        "</PAMRasterBand></PAMDataset>"
+    )
+    scene = open_scene(path)
+    assert scene.transform == GRID
+    assert scene.nodata == (None,) * 4
+
+
+def test_a_geotiff_that_lost_its_tail_is_refused_at_the_door(tmp_path):
+    # GDAL writes the list of blocks before them, so that the file still opens.
+    path = write_tif(tmp_path / "s.tif", VALUES.astype("float64").repeat(30, axis=0))
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(SceneUnreadable, match="cut short"):
+        open_scene(path)
 
 
 @pytest.mark.parametrize("interleave", ["BSQ", "BIL", "BIP"])

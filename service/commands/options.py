@@ -9,7 +9,7 @@ from pathlib import Path
 from model.bundle import DEMO_BUNDLE, Bundle, load_bundle
 from service.mapping.blend import BLENDS
 from service.mapping.engines import DEVICES
-from service.mapping.pipeline import TOKEN_STRIDES
+from service.mapping.pipeline import STRIDES
 
 
 def add_bundle_option(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def chosen_bundle(options: argparse.Namespace) -> Bundle:
 def add_mapping_options(parser: argparse.ArgumentParser) -> None:
     """--stride and --blend."""
     parser.add_argument(
-        "--stride", type=int, choices=TOKEN_STRIDES, default=0, metavar="PX",
+        "--stride", type=int, choices=STRIDES, default=0, metavar="PX",
         help="pixels between patch centres: 1, 2, 4, 8, and 16 for token bundles (4; 8 for token bundles)",
     )  # fmt: skip
     parser.add_argument(

@@ -18,6 +18,8 @@ BLENDS: tuple[Blend, ...] = get_args(Blend)
 BLOCK_PX = 8
 # How many floats an intermediate array may hold.
 CHUNK_FLOATS = 2_000_000
+# Below any weight a vote can have; where nobody voted, it divides 0.
+SMALLEST_WEIGHT = np.float32(1e-30)
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,10 @@ class Blender:
         self._reserve(min(bottom, self._plan.lattice.rows))
         if not answers.is_asked.any():
             return
-        if answers.probabilities.ndim == 5:
+        if self._blend == "none":
+            self._add_centers(answers)
+        elif answers.probabilities.ndim == 5:
             self._add_patches(answers)
-        elif self._blend == "none":
-            rows, cols = answers.centers[answers.is_asked].T
-            self._add_at(rows, cols, answers.probabilities[answers.is_asked], np.ones(len(rows), np.float32))
         else:
             # Blocks are counted from the group's first row, so that their sums do not depend on the strip.
             for block_top in range(top, bottom, BLOCK_PX):
@@ -65,8 +66,8 @@ class Blender:
         """Probabilities (rows, cols, classes) of the rows up to `bottom`; 0 where nobody voted."""
         self._reserve(bottom)
         count = bottom - self._top
-        weight = self._weight[:count, :, None]
-        probabilities: NDArray[np.float32] = self._total[:count] / np.where(weight > 0, weight, np.float32(1))
+        weight: NDArray[np.float32] = self._weight[:count, :, None]
+        probabilities: NDArray[np.float32] = np.divide(self._total[:count], np.maximum(weight, SMALLEST_WEIGHT))
         self._total, self._weight, self._top = self._total[count:].copy(), self._weight[count:].copy(), bottom
         return probabilities
 
@@ -89,6 +90,15 @@ class Blender:
         place = rows[is_inside] - self._top, cols[is_inside]
         self._total[place] += votes[is_inside]
         self._weight[place] += weight[is_inside]
+
+    def _add_centers(self, answers: Answers) -> None:
+        """One vote a pixel: that of the patch round it."""
+        votes = answers.probabilities[answers.is_asked]
+        if votes.ndim == 4:
+            half = self._plan.lattice.half_px
+            votes = votes[:, half, half]
+        rows, cols = answers.centers[answers.is_asked].T
+        self._add_at(rows, cols, votes, np.ones(len(rows), np.float32))
 
     def _add_patches(self, answers: Answers) -> None:
         """Votes of the head `token`: each of a patch's pixels has one, weighed by its distance to the centre."""
@@ -170,10 +180,10 @@ class Directions:
     ) -> NDArray[np.float32]:
         """Cosines (blocks, pixels, centres) of blocks of pixels, rows (side) x cols (blocks, side), with centres."""
         last_row, last_col = len(self.unit) - 1, self.unit.shape[1] - 1
-        # Blocks may reach over the scene's edge, where the answer is not used.
+        # Blocks may reach over the scene's edge, and cells without data have no centre: those answers are not used.
         block_rows = np.clip(rows - self.top, 0, last_row)[None, :, None]
         pixels = self.unit[block_rows, np.clip(cols, 0, last_col)[:, None, :]]  # (blocks, side, side, bands)
-        middle = self.unit[np.clip(centers[..., 0] - self.top, 0, last_row), centers[..., 1]]
+        middle = self.unit[np.clip(centers[..., 0] - self.top, 0, last_row), np.clip(centers[..., 1], 0, last_col)]
         return pixels.reshape(len(cols), -1, pixels.shape[-1]) @ middle.swapaxes(1, 2)
 
 

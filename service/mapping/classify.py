@@ -49,12 +49,9 @@ def read_blocks(source: PixelSource, plan: Plan, strips: Iterable[Strip]) -> Ite
     held: Pixels | None = None
     next_group = 0
     for strip in strips:
-        groups = strip.groups if held is None else range(max(next_group, strip.groups.start), strip.groups.stop)
+        groups = strip.groups if held is None else range(next_group, strip.groups.stop)
         top, bottom = plan.rows_needed(strip, groups)
-        if held is None or held.bottom <= top:
-            held = source.read(top, bottom)
-        else:
-            held = _extend(held.since(top), source, bottom)
+        held = source.read(top, bottom) if held is None else _extend(held.since(top), source, bottom)
         next_group = strip.groups.stop
         yield Block(strip, groups, held)
 

@@ -45,7 +45,7 @@ class Lattice:
         ordered = cells[:, :, nearest_first[:, 0], nearest_first[:, 1]]  # (cell rows, cell cols, stride ** 2)
         corners = np.moveaxis(np.indices(cells.shape[:2]), 0, -1) * stride + np.array([top, 0])
         centers: NDArray[np.int64] = corners + nearest_first[ordered.argmax(axis=-1)]
-        has_center: NDArray[np.bool_] = ordered.any(axis=-1)
+        has_center: NDArray[np.bool_] = np.asarray(ordered.any(axis=-1))
         return centers, has_center
 
 
@@ -103,9 +103,13 @@ class Plan:
         return left - self.lattice.half_px, right + self.lattice.half_px - 1
 
     def rows_needed(self, strip: Strip, groups: range) -> tuple[int, int]:
-        """Pixel rows that have to be read to classify `groups` and map the strip, and one more on either side."""
-        tops, bottoms = zip((strip.top, strip.bottom), *(self.window_rows(group) for group in groups), strict=True)
-        return max(0, min(tops) - 1), min(self.lattice.rows, max(bottoms) + 1)
+        """Pixel rows that have to be at hand to classify `groups` and map the strip, with one more on either side.
+
+        Where the strip has no group of its own, `groups` is empty and starts at the next one, whose rows are kept.
+        """
+        top = min(strip.top, self.window_rows(groups.start)[0])
+        bottom = max(strip.bottom, self.window_rows(groups[-1])[1]) if groups else strip.bottom
+        return max(0, top - 1), min(self.lattice.rows, bottom + 1)
 
 
 def plan_mapping(lattice: Lattice, *, is_voting: bool, batch: int, strip_px: int) -> Plan:

@@ -34,8 +34,7 @@ from service.mapping.records import Tally, make_item, make_summary, write_json, 
 from service.mapping.scenes import Scene
 from service.mapping.view import PixelSource, SceneView, sample_pixels, unit_warning, view_scene
 
-STRIDES = (1, 2, 4, 8)
-TOKEN_STRIDES = (1, 2, 4, 8, 16)
+STRIDES = (1, 2, 4, 8, 16)
 # A strip's pixels as float32. Some eight strips are in the pipeline at once, as pixels, directions or copies.
 STRIP_BYTES = 64 << 20
 RESULTS = (*RASTERS, "classes.qml", "preview.png", "summary.json", "item.json")
@@ -52,12 +51,14 @@ class MapOptions:
 
     def settled(self, manifest: Manifest, cols: int) -> MapOptions:
         """The same options with everything chosen, or a refusal."""
-        strides = TOKEN_STRIDES if manifest.head == "token" else STRIDES
-        stride_px = self.stride_px or (8 if manifest.head == "token" else 4)
-        if stride_px not in strides or stride_px > manifest.patch_px:
+        # A patch reaches half its side from its centre, which may lie anywhere in its cell; a `token` patch is pinned.
+        widest = manifest.patch_px if manifest.head == "token" else manifest.patch_px // 2
+        strides = [stride for stride in STRIDES if stride <= widest]
+        stride_px = self.stride_px or min(8 if manifest.head == "token" else 4, strides[-1])
+        if stride_px not in strides:
             raise OptionsUnusable(
-                f"stride must be one of {', '.join(map(str, strides))} and at most the patch's {manifest.patch_px} "
-                f"pixels for a bundle with the head {manifest.head}, not {stride_px}"
+                f"stride must be one of {', '.join(map(str, strides))} for patches of {manifest.patch_px} pixels and the "
+                f"head {manifest.head}, not {stride_px}"
             )
         if self.blend not in BLENDS:
             raise OptionsUnusable(f"blend must be one of {', '.join(BLENDS)}, not {self.blend}")

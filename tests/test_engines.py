@@ -1,0 +1,84 @@
+"""Engines answer alike, in any number of threads, and say why where they cannot."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from model.bundle import DEMO_BUNDLE, load_bundle
+from service.errors import NotReady, OptionsUnusable
+from service.mapping.engines import OpenVinoEngine, make_engine
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return load_bundle(DEMO_BUNDLE)
+
+
+def question(demo, rows=19, cols=31, count=16, seed=0):
+    generator = np.random.default_rng(seed)
+    spread = np.array(demo.manifest.band_std) * generator.standard_normal((rows, cols, demo.manifest.bands))
+    cube = (np.array(demo.manifest.band_mean) + spread).astype(np.float32)
+    return cube, generator.integers(0, (rows, cols), (count, 2))
+
+
+@pytest.mark.parametrize("device", ["cpu", "openvino"])
+def test_each_device_gives_the_answers_of_the_bundle(demo, device):
+    engine = make_engine(demo, device, threads=2)
+    assert engine.device == device
+    for seed, count in ((0, 16), (1, 5), (2, 16)):
+        cube, centers = question(demo, count=count, seed=seed)
+        expected = demo.probabilities(cube, centers)
+        np.testing.assert_allclose(engine.probabilities(cube, centers), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["cpu", "openvino"])
+def test_many_threads_get_the_same_bytes_as_one(demo, device):
+    engine = make_engine(demo, device, threads=3)
+    questions = [question(demo, seed=seed) for seed in range(6)]
+    alone = [engine.probabilities(*asked) for asked in questions]
+    with ThreadPoolExecutor(3) as pool:
+        for answers in pool.map(lambda _: [engine.probabilities(*asked) for asked in questions], range(3)):
+            for answer, expected in zip(answers, alone, strict=True):
+                np.testing.assert_array_equal(answer, expected)
+
+
+def test_squares_are_rewritten_so_that_openvino_runs_attention_as_one_kernel(demo):
+    engine = make_engine(demo, "openvino", threads=1)
+    assert isinstance(engine, OpenVinoEngine)
+    compiled = engine._compile((19, 19, demo.manifest.bands, 16))
+    kinds = [node.get_rt_info()["layerType"].astype(str) for node in compiled.get_runtime_model().get_ordered_ops()]
+    # Four blocks: were a score's softmax not inside a fused kernel, it would be listed on its own.
+    assert kinds.count("Softmax") <= 1
+
+
+def test_auto_takes_openvino_where_there_is_no_gpu(demo):
+    assert make_engine(demo).device == "openvino"
+
+
+def test_auto_falls_back_to_onnx_runtime(demo, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert make_engine(demo).device == "cpu"
+    with pytest.raises(NotReady, match="OpenVINO is not installed"):
+        make_engine(demo, "openvino")
+
+
+@pytest.mark.parametrize("device", ["cuda", "tensorrt"])
+def test_a_gpu_that_is_not_there_is_named_and_never_replaced_in_silence(demo, device):
+    with pytest.raises(NotReady, match=r"has no .*ExecutionProvider.*hyperscene\[gpu\]"):
+        make_engine(demo, device)
+
+
+def test_an_engine_that_gives_other_answers_is_not_ready(demo, monkeypatch):
+    monkeypatch.setattr(OpenVinoEngine, "probabilities", lambda self, cube, centers: np.full((len(centers), 8), 0.125))
+    with pytest.raises(NotReady, match="does not give the bundle's own answers"):
+        make_engine(demo, "openvino")
+    assert make_engine(demo).device == "cpu"
+
+
+def test_options_that_make_no_sense_are_refused(demo):
+    for options in ({"threads": -1}, {"batch": -2}, {"device": "tpu"}):
+        with pytest.raises(OptionsUnusable):
+            make_engine(demo, **options)

@@ -1,0 +1,103 @@
+"""What the GPU engine does with a session, tried with one that counts and fails on purpose."""
+
+import numpy as np
+import pytest
+
+from service.errors import InferenceFailed
+from service.mapping.gpu import GpuEngine
+
+
+class CountingSession:
+    """A session whose memory holds `room` patches; it remembers the shapes it was run with."""
+
+    def __init__(self, room: int, message: str = "CUDA failure 2: out of memory") -> None:
+        self.room, self.message = room, message
+        self.shapes, self.windows = [], []
+
+    def io_binding(self):
+        return Binding()
+
+    def run_with_iobinding(self, binding) -> None:
+        centers = binding.inputs["centers"]
+        self.shapes.append(centers.shape)
+        self.windows.append(binding.inputs["cube"])
+        if len(centers) > self.room:
+            raise RuntimeError(self.message)
+        binding.outputs = [centers.astype(np.float32)]
+
+    def get_providers(self):
+        return ["CUDAExecutionProvider"]
+
+
+class Binding:
+    def __init__(self) -> None:
+        self.inputs = {}
+
+    def bind_ortvalue_input(self, name, value) -> None:
+        self.inputs[name] = value
+
+    def bind_cpu_input(self, name, value) -> None:
+        self.inputs[name] = value
+
+    def bind_output(self, name) -> None:
+        assert name == "probabilities"
+
+    def copy_outputs_to_cpu(self):
+        return self.outputs
+
+
+def ask(session, count, batch=64):
+    transfers = []
+    engine = GpuEngine(
+        session, lambda array: transfers.append(array) or f"on the device {len(transfers)}", "cuda", batch
+    )
+    centers = np.arange(2 * count).reshape(count, 2)
+    answer = engine.probabilities(np.zeros((20, 20, 3), np.float32), centers)
+    np.testing.assert_array_equal(answer, centers)
+    return engine, transfers
+
+
+def test_a_window_crosses_the_bus_once_for_all_its_batches():
+    session = CountingSession(1000)
+    _, transfers = ask(session, 300)
+    assert len(transfers) == 1
+    assert len(session.windows) == 5
+    assert set(session.windows) == {"on the device 1"}
+
+
+def test_all_calls_have_one_shape():
+    session = CountingSession(1000)
+    ask(session, 300)
+    assert set(session.shapes) == {(64, 2)}
+
+
+def test_a_full_memory_halves_the_batch_and_goes_on():
+    session = CountingSession(20)
+    engine, transfers = ask(session, 150)
+    assert [shape[0] for shape in session.shapes[:3]] == [64, 32, 16]
+    assert set(session.shapes[2:]) == {(16, 2)}
+    assert engine.batch == 16
+    assert len(transfers) == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Failed to allocate memory for requested buffer of size 268435456",
+        "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED",
+        "[E] 2: CUDA_ERROR_OUT_OF_MEMORY",
+    ],
+)
+def test_every_way_of_running_out_of_memory_is_known(message):
+    engine, _ = ask(CountingSession(10, message), 40)
+    assert engine.batch == 10
+
+
+def test_a_memory_too_small_for_one_patch_is_reported():
+    with pytest.raises(InferenceFailed, match="does not hold one patch"):
+        ask(CountingSession(0), 10)
+
+
+def test_other_failures_are_not_taken_for_a_full_memory():
+    with pytest.raises(RuntimeError, match="illegal address"):
+        ask(CountingSession(0, "CUDA failure 700: an illegal address was met"), 10)

@@ -1,0 +1,442 @@
+"""A scene is mapped the same way however the work is cut, and as the network alone would answer."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from model.bundle import Bundle, load_bundle
+from service.errors import (
+    BandsMissing,
+    InferenceFailed,
+    OptionsUnusable,
+    OutputUnwritable,
+    SceneUnreadable,
+    StorageFull,
+)
+from service.mapping import pipeline
+from service.mapping.classify import Cancelled
+from service.mapping.engines import CpuEngine, make_engine
+from service.mapping.pipeline import RESULTS, MapOptions, StripMapper, map_scene, plan_scene
+from service.mapping.scenes import open_scene
+from service.mapping.view import Pixels
+from tests.bundles import write_bundle, write_patch_bundle
+from tests.scenes import quadrants, spectra_of, write_tif
+from training.evaluate import ArraySource
+
+NM = np.linspace(450, 900, 5)
+
+
+@pytest.fixture(scope="module")
+def small_bundles(tmp_path_factory) -> "SmallBundles":
+    """Bundles of all heads with patches of 8 pixels: small scenes have edges, insides and gaps."""
+    folder = tmp_path_factory.mktemp("bundles")
+    return SmallBundles(
+        (head, load_bundle(write_patch_bundle(folder / f"{head}.onnx", patch_px=8, head=head)))
+        for head in ("pooled", "centre", "token")
+    )
+
+
+class SmallBundles(dict[str, Bundle]):
+    """Short in hypothesis' reports."""
+
+    def __repr__(self) -> str:
+        return "the small bundles"
+
+
+def random_pixels(rows: int, cols: int, seed: int = 0, share_valid: float = 1.0) -> Pixels:
+    generator = np.random.default_rng(seed)
+    cube = generator.uniform(0.05, 0.9, (rows, cols, 5)).astype(np.float32)
+    valid = generator.random((rows, cols)) < share_valid
+    cube[~valid] = 0.3
+    return Pixels(0, cube, valid)
+
+
+def map_pixels(bundle: Bundle, pixels: Pixels, options: MapOptions, batch: int = 4, threads: int = 1) -> np.ndarray:
+    """Probabilities (rows, cols, classes), mapped in one go."""
+    engine = make_engine(bundle, "cpu", threads, batch)
+    rows, cols = pixels.valid.shape
+    options = options.settled(bundle.manifest, cols)
+    plan = plan_scene(rows, cols, bundle.manifest, options, engine.batch)
+    mapper = StripMapper(engine, bundle.manifest, plan, options.blend)
+    strips = list(mapper.map_source(ArraySource(pixels), plan.strips))
+    np.testing.assert_array_equal(np.concatenate([strip.valid for strip in strips]), pixels.valid)
+    return np.concatenate([strip.probabilities for strip in strips])
+
+
+def exact(bundle: Bundle, pixels: Pixels) -> np.ndarray:
+    """What the network says of the patch round every pixel of the whole, reflected cube."""
+    half = bundle.manifest.patch_px // 2
+    rows, cols = pixels.valid.shape
+    padded = pixels.cube
+    for axis in (0, 1):  # numpy reflects an axis of one pixel only by repeating it
+        width = [(half, half) if a == axis else (0, 0) for a in range(3)]
+        padded = np.pad(padded, width, mode="reflect" if pixels.cube.shape[axis] > 1 else "edge")
+    centers = np.argwhere(np.ones((rows, cols), bool)) + half
+    return bundle.probabilities(padded, centers).reshape(rows, cols, *bundle.session.get_outputs()[0].shape[1:])
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (7, 3), (8, 8), (21, 13), (33, 40)])
+@pytest.mark.parametrize("head", ["pooled", "centre"])
+def test_stride_1_without_blending_is_the_network_pixel_by_pixel(small_bundles, head, size):
+    pixels = random_pixels(*size)
+    found = map_pixels(small_bundles[head], pixels, MapOptions(1, "none", strip_px=5))
+    np.testing.assert_allclose(found, exact(small_bundles[head], pixels), rtol=0, atol=1e-6)
+
+
+def test_a_token_bundle_without_blending_answers_by_the_centre_token(small_bundles):
+    pixels = random_pixels(19, 14)
+    found = map_pixels(small_bundles["token"], pixels, MapOptions(1, "none"))
+    expected = exact(small_bundles["token"], pixels)[:, :, 4, 4]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def blend_by_hand(answers: np.ndarray, pixels: Pixels, stride: int, blend: str, half: int) -> np.ndarray:
+    """The blend's definition, vote by vote; every centre in the middle of its cell."""
+    rows, cols = pixels.valid.shape
+    unit = pixels.cube / np.linalg.norm(pixels.cube, axis=-1, keepdims=True)
+    padded = np.pad(unit, ((1, 1), (1, 1), (0, 0)))
+    down = padded[:-2] + 2 * padded[1:-1] + padded[2:]
+    smooth = down[:, :-2] + 2 * down[:, 1:-1] + down[:, 2:]
+    smooth /= np.linalg.norm(smooth, axis=-1, keepdims=True)
+    total, weights = np.zeros((rows, cols, answers.shape[-1])), np.zeros((rows, cols, 1))
+    for top in range(0, rows, stride):
+        for left in range(0, cols, stride):
+            row, col = min(top + stride // 2, rows - 1), min(left + stride // 2, cols - 1)
+            for r in range(max(0, row - half), min(rows, row + half)):
+                for c in range(max(0, col - half), min(cols, col + half)):
+                    weight = (1 - abs(r - row) / (half + 1)) * (1 - abs(c - col) / (half + 1))
+                    if blend == "angle":
+                        sigma = 0.04 + 0.01 * stride
+                        weight *= np.exp((smooth[r, c] @ smooth[row, col] - 1) / sigma**2) + 1e-6
+                    vote = answers[row, col]
+                    total[r, c] += weight * (vote if vote.ndim == 1 else vote[r - row + half, c - col + half])
+                    weights[r, c] += weight
+    return total / weights
+
+
+@pytest.mark.parametrize("blend", ["linear", "angle"])
+@pytest.mark.parametrize("stride", [1, 2, 4])
+@pytest.mark.parametrize("size", [(21, 13), (8, 17), (3, 2)])
+def test_blended_maps_follow_the_definition(small_bundles, size, stride, blend):
+    pixels = random_pixels(*size)
+    expected = blend_by_hand(exact(small_bundles["pooled"], pixels), pixels, stride, blend, half=4)
+    found = map_pixels(small_bundles["pooled"], pixels, MapOptions(stride, blend, strip_px=6))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4, 8])
+@pytest.mark.parametrize("blend", ["linear", "angle"])
+def test_tokens_are_blended_by_distance_under_either_name(small_bundles, stride, blend):
+    pixels = random_pixels(22, 19)
+    expected = blend_by_hand(exact(small_bundles["token"], pixels), pixels, stride, "linear", half=4)
+    found = map_pixels(small_bundles["token"], pixels, MapOptions(stride, blend, strip_px=7))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.integers(1, 40),
+    cols=st.integers(1, 30),
+    stride=st.sampled_from([1, 2, 4, 8]),
+    blend=st.sampled_from(["angle", "linear", "none"]),
+    head=st.sampled_from(["pooled", "centre", "token"]),
+    strip_px=st.integers(1, 41),
+    other_strip_px=st.integers(1, 41),
+    share_valid=st.sampled_from([0.0, 0.05, 0.5, 0.97, 1.0]),
+    seed=st.integers(0, 5),
+)
+def test_every_valid_pixel_gets_a_class_whatever_the_strips(
+    small_bundles, rows, cols, stride, blend, head, strip_px, other_strip_px, share_valid, seed
+):
+    if blend == "none":
+        stride = 1
+    if stride == 8 and head != "token":
+        stride = 4
+    pixels = random_pixels(rows, cols, seed, share_valid)
+    one, other = (
+        map_pixels(small_bundles[head], pixels, MapOptions(stride, blend, strip_px=height), threads=threads)
+        for height, threads in ((strip_px, 1), (other_strip_px, 3))
+    )
+    np.testing.assert_array_equal(one[pixels.valid], other[pixels.valid])
+    np.testing.assert_allclose(one[pixels.valid].sum(axis=-1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", ["pooled", "token"])
+@pytest.mark.parametrize("blend", ["angle", "none"])
+def test_a_strip_mapped_alone_has_the_bytes_it_has_among_others(small_bundles, head, blend):
+    bundle, pixels = small_bundles[head], random_pixels(50, 23, share_valid=0.9)
+    options = MapOptions(1 if blend == "none" else 4, blend, strip_px=12).settled(bundle.manifest, 23)
+    whole = map_pixels(bundle, pixels, options)
+    engine = make_engine(bundle, "cpu", 2, 4)
+    plan = plan_scene(50, 23, bundle.manifest, options, engine.batch)
+    for strip in reversed(plan.strips):
+        mapper = StripMapper(engine, bundle.manifest, plan, options.blend)
+        (alone,) = mapper.map_source(ArraySource(pixels), [strip])
+        np.testing.assert_array_equal(alone.probabilities, whole[strip.top : strip.bottom])
+
+
+@pytest.mark.parametrize("batch", [1, 7, 16, 100])
+def test_another_batch_changes_next_to_nothing(small_bundles, batch):
+    pixels = random_pixels(30, 31, share_valid=0.8)
+    one = map_pixels(small_bundles["pooled"], pixels, MapOptions(2, "angle"), batch=4)
+    other = map_pixels(small_bundles["pooled"], pixels, MapOptions(2, "angle"), batch=batch)
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+
+
+def test_cells_without_data_are_not_asked(small_bundles):
+    bundle, pixels = small_bundles["pooled"], random_pixels(32, 32)
+    pixels.valid[:, 12:] = False
+    engine = make_engine(bundle, "cpu", 1, 4)
+    options = MapOptions(4, "linear").settled(bundle.manifest, 32)
+    plan = plan_scene(32, 32, bundle.manifest, options, engine.batch)
+    mapper = StripMapper(engine, bundle.manifest, plan, options.blend)
+    list(mapper.map_source(ArraySource(pixels), plan.strips))
+    assert mapper.patches == 8 * 3
+
+
+def test_torch_and_the_map_agree_pixel_by_pixel(tmp_path):
+    torch = pytest.importorskip("torch")
+    from model.architecture import ModelConfig, SceneClassifier, Transformer
+    from tests.scenes import labelled_scene
+    from training.export import export_graph
+    from training.export import write_bundle as write_trained
+
+    scene = labelled_scene(rows=21, cols=19)
+    for head in ("pooled", "centre"):
+        network = Transformer(ModelConfig(6, 4, head=head, width=16, depth=2, mlp_width=16)).eval()
+        bundle = write_trained(export_graph(network, scene), network, scene, "t", {}, tmp_path / f"{head}.onnx")
+        classifier = SceneClassifier(network, torch.tensor(scene.band_mean), torch.tensor(scene.band_std)).eval()
+        with torch.inference_mode():
+            every = torch.from_numpy(np.argwhere(np.ones((21, 19), bool)))
+            expected = classifier(torch.from_numpy(scene.cube), every).numpy().reshape(21, 19, 4)
+        for device in ("cpu", "openvino"):
+            engine = make_engine(bundle, device, 2, 16)
+            options = MapOptions(1, "none").settled(bundle.manifest, 19)
+            plan = plan_scene(21, 19, bundle.manifest, options, engine.batch)
+            pixels = Pixels(0, scene.cube, scene.valid)
+            strips = StripMapper(engine, bundle.manifest, plan, "none").map_source(ArraySource(pixels), plan.strips)
+            found = np.concatenate([strip.probabilities for strip in strips])
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+
+
+def small_scene(path: Path, rows: int = 60, cols: int = 37, **options) -> Path:
+    labels = quadrants(rows, cols)
+    values = spectra_of(labels, 5)
+    return write_tif(path, values, wavelengths_nm=NM, **options)
+
+
+def run_map(tmp_path: Path, scene: Path, options: MapOptions | None = None, name: str = "out", **more):
+    bundle = load_bundle(write_patch_bundle(tmp_path / "b.onnx"))
+    engine = more.pop("engine", None) or make_engine(bundle, "cpu", 2, 16)
+    output = tmp_path / name
+    return output, map_scene(open_scene(scene), bundle, engine, output, options or MapOptions(), **more)
+
+
+def test_seven_results_lie_on_the_scene_and_nothing_else_is_left(tmp_path):
+    scene = small_scene(tmp_path / "s.tif")
+    output, summary = run_map(tmp_path, scene)
+    assert sorted(path.name for path in output.iterdir()) == sorted(RESULTS)
+    with rasterio.open(scene) as original:
+        for name in ("classes.tif", "probabilities.tif", "confidence.tif"):
+            with rasterio.open(output / name) as raster:
+                assert (raster.shape, raster.crs, raster.transform) == (
+                    original.shape,
+                    original.crs,
+                    original.transform,
+                )
+    assert json.loads((output / "summary.json").read_text()) == summary
+
+
+def test_rasters_agree_with_each_other_and_with_the_summary(tmp_path):
+    values = spectra_of(quadrants(40, 30), 5)
+    values[:10, :12] = -1
+    scene = write_tif(tmp_path / "s.tif", values, wavelengths_nm=NM, nodata=-1)
+    output, summary = run_map(tmp_path, scene, MapOptions(probability_type="float32"))
+    classes = rasterio.open(output / "classes.tif").read(1)
+    probabilities = rasterio.open(output / "probabilities.tif").read()
+    confidence = rasterio.open(output / "confidence.tif").read(1)
+    hole = np.zeros((40, 30), bool)
+    hole[:10, :12] = True
+    assert (classes[hole] == 0).all()
+    assert np.isnan(probabilities[:, hole]).all()
+    assert np.isnan(confidence[hole]).all()
+    np.testing.assert_array_equal(classes[~hole], probabilities[:, ~hole].argmax(axis=0) + 1)
+    np.testing.assert_array_equal(confidence[~hole], probabilities[:, ~hole].max(axis=0))
+    np.testing.assert_allclose(probabilities[:, ~hole].sum(axis=0), 1, atol=1e-5)
+    assert summary["no_data_pixels"] == 120
+    assert [entry["pixels"] for entry in summary["classes"]] == [int((classes == value).sum()) for value in (1, 2, 3)]
+
+
+def test_the_same_bytes_for_every_strip_height_and_number_of_threads(tmp_path):
+    scene = small_scene(tmp_path / "s.tif")
+    bundle = load_bundle(write_patch_bundle(tmp_path / "b.onnx"))
+    seen = []
+    for strip_px, threads in ((1, 1), (13, 3), (0, 2)):
+        engine = make_engine(bundle, "openvino", threads)
+        output = tmp_path / f"{strip_px}"
+        map_scene(open_scene(scene), bundle, engine, output, MapOptions(strip_px=strip_px))
+        seen.append([(output / name).read_bytes() for name in RESULTS[:5]])
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_a_scene_without_a_valid_pixel_is_mapped_to_class_0_with_a_warning(tmp_path):
+    values = np.full((20, 20, 5), -1, np.float32)
+    scene = write_tif(tmp_path / "s.tif", values, wavelengths_nm=NM, nodata=-1)
+    output, summary = run_map(tmp_path, scene)
+    assert not rasterio.open(output / "classes.tif").read(1).any()
+    assert "no valid pixel" in " ".join(summary["warnings"])
+    assert summary["mean_confidence"] is None
+    assert summary["patches"] == 0
+
+
+def test_a_scene_in_another_unit_is_mapped_with_the_likely_factor(tmp_path):
+    values = (spectra_of(quadrants(20, 20), 5) * 10_000).astype(np.float32)
+    _, summary = run_map(tmp_path, write_tif(tmp_path / "s.tif", values, wavelengths_nm=NM))
+    assert "divide it by 10000" in " ".join(summary["warnings"])
+
+
+def test_a_scene_without_wavelengths_or_cover_is_refused_and_leaves_nothing(tmp_path):
+    for number, nm in enumerate((None, np.linspace(1500, 2400, 5))):
+        scene = write_tif(tmp_path / f"{number}.tif", spectra_of(quadrants(9, 9), 5), wavelengths_nm=nm)
+        with pytest.raises(BandsMissing, match="450 to 900"):
+            run_map(tmp_path, scene)
+    assert not (tmp_path / "out").exists()
+
+
+class FailingSession:
+    """Answers a few calls and then does what it was made for."""
+
+    def __init__(self, session, calls: int, then) -> None:
+        self._session, self._calls, self._then = session, calls, then
+
+    def run(self, names, inputs):
+        self._calls -= 1
+        if self._calls < 0:
+            return [self._then(inputs)]
+        return self._session.run(names, inputs)
+
+    def get_providers(self):
+        return self._session.get_providers()
+
+
+def fail(inputs):
+    raise RuntimeError("device lost")
+
+
+def not_a_number(inputs):
+    return np.full((len(inputs["centers"]), 3), np.nan, np.float32)
+
+
+@pytest.mark.parametrize(("then", "words"), [(fail, "device lost"), (not_a_number, "no numbers")])
+def test_an_engine_that_fails_midway_is_reported_and_leaves_nothing(tmp_path, then, words):
+    scene = small_scene(tmp_path / "s.tif")
+    bundle = load_bundle(write_patch_bundle(tmp_path / "b.onnx"))
+    engine = CpuEngine(FailingSession(bundle.session, 3, then), 2, 4)
+    with pytest.raises(InferenceFailed, match=words):
+        run_map(tmp_path, scene, engine=engine)
+    assert not (tmp_path / "out").exists()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("hyperscene")]
+
+
+def test_a_scene_that_turns_out_to_be_damaged_midway_is_refused_and_leaves_nothing(tmp_path):
+    values = spectra_of(quadrants(300, 40), 5).round(1)  # few values: noise is stored as it is, and any bytes will do
+    scene = write_tif(tmp_path / "s.tif", values, wavelengths_nm=NM, compress="deflate", tiled=True,
+                      blockxsize=16, blockysize=16)  # fmt: skip
+    opened = open_scene(scene)
+    content = bytearray(scene.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 3000] = bytes(3000)
+    scene.write_bytes(content)
+    bundle = load_bundle(write_patch_bundle(tmp_path / "b.onnx"))
+    with pytest.raises(SceneUnreadable, match="damaged"):
+        map_scene(opened, bundle, make_engine(bundle, "cpu"), tmp_path / "out", MapOptions(strip_px=16))
+    assert not (tmp_path / "out").exists()
+
+
+def test_cancelling_takes_effect_within_a_second_and_leaves_nothing(tmp_path):
+    scene = small_scene(tmp_path / "s.tif", rows=400, cols=200)
+    bundle = load_bundle(write_patch_bundle(tmp_path / "b.onnx"))
+
+    def slowly(inputs):
+        time.sleep(0.05)
+        return np.full((len(inputs["centers"]), 3), 1 / 3, np.float32)
+
+    engine = CpuEngine(FailingSession(bundle.session, 0, slowly), 2, 4)
+    cancelled, stopped = threading.Event(), []
+
+    def ask_to_stop(done, total):
+        if not stopped and done > 40:
+            stopped.append(time.monotonic())
+            cancelled.set()
+
+    with pytest.raises(Cancelled):
+        run_map(tmp_path, scene, MapOptions(strip_px=16), engine=engine, report=ask_to_stop, cancelled=cancelled)
+    assert time.monotonic() - stopped[0] < 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_progress_counts_the_lattice_and_never_goes_back(tmp_path):
+    seen = []
+    run_map(tmp_path, small_scene(tmp_path / "s.tif"), report=lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen)
+    assert seen[-1] == (15 * 10, 15 * 10)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (MapOptions(3), "1, 2, 4, 8 for patches of 16"),
+        (MapOptions(16), "not 16"),
+        (MapOptions(4, "none"), "needs stride 1"),
+        (MapOptions(4, "cubic"), "angle, linear, none"),
+        (MapOptions(strip_px=-1), "1 pixel or more"),
+        (MapOptions(probability_type="float16"), "uint8, float32"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(tmp_path, options, words):
+    with pytest.raises(OptionsUnusable, match=words):
+        run_map(tmp_path, small_scene(tmp_path / "s.tif"), options)
+
+
+def test_too_little_disk_is_noticed_before_any_work(tmp_path, monkeypatch):
+    class Usage:
+        free = 1000
+
+    monkeypatch.setattr(pipeline.shutil, "disk_usage", lambda folder: Usage)
+    with pytest.raises(StorageFull, match="free the disk"):
+        run_map(tmp_path, small_scene(tmp_path / "s.tif"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(OutputUnwritable, match="choose another folder"):
+        run_map(tmp_path, small_scene(tmp_path / "s.tif"))
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_other_files_in_the_output_stay(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    run_map(tmp_path, small_scene(tmp_path / "s.tif"))
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+
+
+def test_resampled_bands_give_the_same_bytes_for_every_strip_height(tmp_path):
+    nm = np.linspace(440, 910, 23)
+    values = spectra_of(quadrants(45, 20), 23)
+    values[4:7, 3] = np.nan
+    scene = write_tif(tmp_path / "s.tif", values, wavelengths_nm=nm)
+    bundle = load_bundle(write_bundle(tmp_path / "b.onnx"))
+    seen = []
+    for strip_px in (1, 17, 0):
+        output = tmp_path / str(strip_px)
+        map_scene(open_scene(scene), bundle, make_engine(bundle, "cpu"), output, MapOptions(strip_px=strip_px))
+        seen.append([(output / name).read_bytes() for name in RESULTS[:3]])
+    assert seen[0] == seen[1] == seen[2]

@@ -1,0 +1,125 @@
+"""Counts, areas, style, preview and STAC Item say what the map holds."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import rasterio
+from rasterio.crs import CRS
+from rasterio.transform import Affine, from_origin
+
+from model.bundle import load_bundle
+from service.mapping.engines import make_engine
+from service.mapping.pipeline import MapOptions, map_scene
+from service.mapping.records import pixel_hectares
+from service.mapping.scenes import open_scene, unplaced_is_fine
+from tests.bundles import write_bundle
+from tests.scenes import UTM, quadrants, spectra_of, write_tif
+
+NM = np.linspace(450, 900, 5)
+
+
+def make_map(tmp_path: Path, values=None, **place) -> tuple[Path, dict]:
+    values = spectra_of(quadrants(40, 31), 5) if values is None else values
+    scene = open_scene(write_tif(tmp_path / "field & wood.tif", values, wavelengths_nm=NM, **place))
+    names = ["wheat & rye", 'a "b" <c>', "grün"]
+    bundle = load_bundle(
+        write_bundle(tmp_path / "b.onnx", class_names=names, class_colors=["#d73027", "#1a9850", "#4575b4"])
+    )
+    output = tmp_path / "out"
+    return output, map_scene(scene, bundle, make_engine(bundle, "cpu"), output, MapOptions())
+
+
+def test_hectares_are_pixels_times_area(tmp_path):
+    _, summary = make_map(tmp_path)
+    for entry in summary["classes"]:
+        assert entry["hectares"] == pytest.approx(entry["pixels"] * 0.09)
+    assert sum(entry["pixels"] for entry in summary["classes"]) == 40 * 31
+    assert sum(entry["share"] for entry in summary["classes"]) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("crs", "transform", "hectares"),
+    [
+        ("EPSG:32633", from_origin(0, 0, 30, 30), 0.09),
+        ("EPSG:2263", from_origin(0, 0, 100, 100), 100**2 * 0.3048006096**2 / 10_000),  # US feet
+        ("EPSG:32633", Affine(3, 4, 0, 4, -3, 0), 0.0025),  # turned, 5 m pixels
+        # A degree is 111.320 km x 110.574 km at the equator and 55.800 km x 111.412 km at 60 degrees.
+        ("EPSG:4326", from_origin(10, 0.5, 1, 1), 1_230_910),
+        ("EPSG:4326", from_origin(10, 60.5, 1, 1), 621_680),
+    ],
+)
+def test_the_area_of_a_pixel_in_any_unit(tmp_path, crs, transform, hectares):
+    path = write_tif(tmp_path / "s.tif", np.ones((1, 1, 3), "float32"), crs=CRS.from_string(crs), transform=transform)
+    (found,) = pixel_hectares(open_scene(path), 0, 1)
+    assert found == pytest.approx(hectares, rel=2e-3)
+
+
+def test_a_scene_without_georeference_has_no_areas_and_says_so(tmp_path):
+    output, summary = make_map(tmp_path, crs=None, transform=None)
+    assert {entry["hectares"] for entry in summary["classes"]} == {None}
+    assert "no georeference" in " ".join(summary["warnings"])
+    assert not summary["is_georeferenced"]
+    item = json.loads((output / "item.json").read_text())
+    assert item["geometry"] is None
+    assert "bbox" not in item
+
+
+def test_the_summary_names_settings_bundle_provider_and_stages(tmp_path):
+    _, summary = make_map(tmp_path)
+    assert summary["settings"]["stride_px"] == 4
+    assert summary["settings"]["blend"] == "angle"
+    assert len(summary["bundle"]["sha256"]) == 64
+    assert summary["device"] == "cpu"
+    assert "CPUExecutionProvider" in summary["provider"]
+    assert {"read", "network", "blend", "write", "optimise", "total"} <= set(summary["seconds"])
+    assert 1 / 3 < summary["mean_confidence"] < 1
+
+
+def test_the_style_names_and_colours_every_class(tmp_path):
+    output, _ = make_map(tmp_path)
+    entries = ElementTree.parse(output / "classes.qml").findall("pipe/rasterrenderer/colorPalette/paletteEntry")
+    assert [(entry.get("value"), entry.get("label"), entry.get("color")) for entry in entries] == [
+        ("1", "wheat & rye", "#d73027"),
+        ("2", 'a "b" <c>', "#1a9850"),
+        ("3", "grün", "#4575b4"),
+    ]
+
+
+def test_the_preview_is_the_class_map_in_its_colours_and_clear_without_data(tmp_path):
+    values = spectra_of(quadrants(40, 31), 5)
+    values[:5, :6] = -1
+    output, _ = make_map(tmp_path, values, nodata=-1)
+    classes = rasterio.open(output / "classes.tif").read(1)
+    with unplaced_is_fine():
+        picture = rasterio.open(output / "preview.png").read()
+    assert picture.shape == (4, 40, 31)
+    assert (picture[3, :5, :6] == 0).all()
+    for value, rgb in ((1, (0xD7, 0x30, 0x27)), (2, (0x1A, 0x98, 0x50)), (3, (0x45, 0x75, 0xB4))):
+        assert (picture[:3, classes == value] == np.array(rgb)[:, None]).all()
+
+
+def test_a_large_preview_is_shrunk(tmp_path):
+    output, _ = make_map(tmp_path, np.full((3000, 40, 5), 0.4, "float32"))
+    with unplaced_is_fine(), rasterio.open(output / "preview.png") as picture:
+        assert picture.shape == (1024, 14)
+
+
+def test_the_item_lies_where_the_scene_lies(tmp_path):
+    output, _ = make_map(tmp_path)
+    item = json.loads((output / "item.json").read_text())
+    with rasterio.open(output / "classes.tif") as raster:
+        west, south, east, north = rasterio.warp.transform_bounds(UTM, "EPSG:4326", *raster.bounds)
+    assert item["bbox"] == pytest.approx([west, south, east, north], abs=1e-4)
+    assert item["properties"]["proj:code"] == "EPSG:32633"
+    assert item["properties"]["proj:shape"] == [40, 31]
+    assert item["properties"]["proj:transform"] == [30, 0, 380_000, 0, -30, 5_820_000]
+    for asset in item["assets"].values():
+        assert (output / asset["href"]).is_file()
+    assert item["assets"]["classes"]["classification:classes"][1] == {
+        "value": 2,
+        "name": 'a "b" <c>',
+        "color_hint": "1A9850",
+    }
