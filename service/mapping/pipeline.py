@@ -57,8 +57,8 @@ class MapOptions:
         stride_px = self.stride_px or min(8 if manifest.head == "token" else 4, strides[-1])
         if stride_px not in strides:
             raise OptionsUnusable(
-                f"stride must be one of {', '.join(map(str, strides))} for patches of {manifest.patch_px} pixels and the "
-                f"head {manifest.head}, not {stride_px}"
+                f"stride must be one of {', '.join(map(str, strides))} for patches of {manifest.patch_px} pixels "
+                f"and the head {manifest.head}, not {stride_px}"
             )
         if self.blend not in BLENDS:
             raise OptionsUnusable(f"blend must be one of {', '.join(BLENDS)}, not {self.blend}")

@@ -1,0 +1,309 @@
+"""How fast this machine maps, beside its own matrix products and two plain ways of running the same network."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rasterio
+from numpy.typing import NDArray
+from rasterio.crs import CRS
+from rasterio.transform import from_origin
+
+from model.bundle import Bundle, Manifest, open_session, run_graph
+from service.mapping.engines import Engine, make_engine
+from service.mapping.lattice import Lattice, plan_mapping
+from service.mapping.pipeline import MapOptions, map_scene
+from service.mapping.scenes import open_scene
+
+GEMM_SIDE = 2048
+EAGER_BATCH, PLAIN_BATCH = 128, 64
+LOOP_S = 2.0  # how long each plain loop runs in a round
+FIELD_PX = 24  # the made scene's fields are squares of this side
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """How much to measure."""
+
+    device: Any = "auto"
+    threads: int = 0
+    batch: int = 0
+    rounds: int = 3
+    patches: int = 4096  # of each map
+
+
+@dataclass
+class Figures:
+    """What was measured, a number a round, by name."""
+
+    rounds: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, name: str, value: float) -> None:
+        self.rounds.setdefault(name, []).append(value)
+
+    def median(self, name: str) -> float | None:
+        return statistics.median(self.rounds[name]) if name in self.rounds else None
+
+    def ratio(self, name: str, to: str, factor: float = 1.0) -> float | None:
+        """The median of the ratios within each round: what slows the machine down slows both."""
+        if name not in self.rounds or to not in self.rounds:
+            return None
+        return statistics.median(factor * a / b for a, b in zip(self.rounds[name], self.rounds[to], strict=True))
+
+
+def measure(bundle: Bundle, options: BenchOptions, folder: Path, report: Callable[[int, int], None]) -> dict[str, Any]:
+    """Everything in one go, interleaved; answers a document of medians and ratios."""
+    manifest, figures = bundle.manifest, Figures()
+    engine = make_engine(bundle, options.device, options.threads, options.batch)
+    strides = [stride for stride in (1, 2, 4, 8) if stride <= manifest.patch_px // 2]
+    scenes = write_scenes(folder, manifest, strides, options.patches)
+    contestants = _contestants(bundle, engine, options, figures, folder, scenes)
+    steps = (options.rounds + 1) * len(contestants)
+    for round_number in range(options.rounds + 1):
+        for place, contestant in enumerate(contestants.values(), start=1):
+            contestant()
+            report(round_number * len(contestants) + place, steps)
+        if round_number == 0:  # the first warms up: compiling, allocating, reading from disk
+            figures.rounds.clear()
+    document = _document(bundle, engine, figures, strides, scenes)
+    return document | {"peak_memory_mb": peak_memory_mb(bundle, engine, scenes)}
+
+
+def _contestants(
+    bundle: Bundle, engine: Engine, options: BenchOptions, figures: Figures, folder: Path, scenes: dict[int, Path]
+) -> dict[str, Callable[[], None]]:
+    """What takes part in a round, by name; each adds its own figures."""
+    contestants: dict[str, Callable[[], None]] = {
+        "gemm": lambda: figures.add("gemm", gemm_gflops()),
+    }
+    if find_spec("torch") is not None and bundle.manifest.architecture:
+        eager = eager_network(bundle.manifest)
+        contestants["eager"] = lambda: figures.add("eager", _rate(eager, EAGER_BATCH))
+    session = open_session(bundle.content, bundle.path.name)
+    made = _made_patches(bundle.manifest)
+    contestants["plain"] = lambda: figures.add("plain", _rate(lambda: run_graph(session, *made), PLAIN_BATCH))
+    if engine.device == "openvino":
+        other = make_engine(bundle, "cpu", options.threads, options.batch)
+        contestants["other"] = partial(_map_once, "onnxruntime", bundle, other, figures, folder, scenes[1], 1)
+    for stride, path in scenes.items():
+        contestants[f"network {stride}"] = partial(_feed_once, bundle.manifest, engine, figures, stride)
+        name = f"stride {stride}"
+        contestants[name] = partial(_map_once, name, bundle, engine, figures, folder, path, stride)
+    return contestants
+
+
+def _map_once(
+    name: str, bundle: Bundle, engine: Engine, figures: Figures, folder: Path, path: Path, stride: int
+) -> None:
+    """A whole run, from the file to the last of the seven results."""
+    options = MapOptions(stride, "none" if stride == 1 else "angle")
+    summary = map_scene(open_scene(path), bundle, engine, folder / "map", options)
+    total = summary["seconds"]["total"]
+    figures.add(name, summary["patches"] / total)
+    figures.add(f"{name} pixels", summary["valid_pixels"] / total)
+    for stage, seconds in summary["seconds"].items():
+        figures.add(f"{name} {stage}", seconds)
+
+
+def gemm_gflops() -> float:
+    """The rate of float32 matrix products, by the BLAS that numpy has, over LOOP_S seconds."""
+    a = np.random.default_rng(0).random((GEMM_SIDE, GEMM_SIDE), np.float32)
+    return _rate(lambda: a @ a, 1) * 2 * GEMM_SIDE**3 / 1e9
+
+
+def _feed_once(manifest: Manifest, engine: Engine, figures: Figures, stride: int) -> None:
+    """The engine alone, fed with one window again and again from as many threads as it wants."""
+    plan = plan_mapping(Lattice(1, 1, stride, manifest.patch_px), is_voting=True, batch=engine.batch, strip_px=1)
+    (top, bottom), (left, right) = plan.window_rows(0), plan.window_cols(0)
+    cube = _noise(manifest, bottom - top, right - left)
+    cells = np.argwhere(np.ones((plan.tile_rows, plan.tile_cols), bool))
+    centers = cells * stride + stride // 2 + manifest.patch_px // 2
+    with ThreadPoolExecutor(engine.callers) as callers:
+        rates = callers.map(
+            lambda _: _rate(lambda: engine.probabilities(cube, centers), len(centers)), range(engine.callers)
+        )
+        figures.add(f"network {stride}", sum(rates))
+
+
+def eager_network(manifest: Manifest) -> Callable[[], object]:
+    """A call of the same network in torch, on EAGER_BATCH patches that lie ready; its weights do not matter."""
+    import torch
+
+    from model.architecture import ModelConfig, Transformer
+
+    network = Transformer(ModelConfig(**manifest.architecture)).eval()
+    patches = torch.zeros(EAGER_BATCH, manifest.patch_px, manifest.patch_px, manifest.bands).normal_()
+
+    def run() -> object:
+        with torch.inference_mode():
+            return torch.softmax(network(patches), dim=-1)
+
+    return run
+
+
+def useful_flops(manifest: Manifest) -> float:
+    """Multiplications and additions that one patch cannot do without: the encoder's products, embedding left out."""
+    shape = manifest.architecture
+    tokens, width = manifest.patch_px**2, shape["width"]
+    projections = 2 * tokens * width * 4 * width
+    attention = 2 * 2 * tokens * tokens * width
+    mlp = 2 * 2 * tokens * width * shape["mlp_width"]
+    return float(shape["depth"] * (projections + attention + mlp))
+
+
+def write_scenes(folder: Path, manifest: Manifest, strides: list[int], patches: int) -> dict[int, Path]:
+    """One made scene, cropped so that every stride has about `patches` patches to classify."""
+    side = int(patches**0.5)
+    generator = np.random.default_rng(0)
+    fields = -(-side * max(strides) // FIELD_PX)
+    places = np.repeat(np.repeat(generator.integers(0, 12, (fields, fields)), FIELD_PX, axis=0), FIELD_PX, axis=1)
+    library = _noise(manifest, 12, 1)[:, 0]  # (fields' kinds, bands)
+    paths = {}
+    for stride in strides:
+        size = side * stride
+        paths[stride] = folder / f"scene_{size}.tif"
+        _write_scene(paths[stride], library, places[:size, :size], manifest)
+    return paths
+
+
+def _write_scene(path: Path, library: NDArray[np.float32], places: NDArray[np.int64], manifest: Manifest) -> None:
+    rows, cols = places.shape
+    generator = np.random.default_rng(1)
+    noise = 0.1 * np.array(manifest.band_std, np.float32)
+    with rasterio.open(
+        path, "w", driver="GTiff", height=rows, width=cols, count=manifest.bands, dtype="float32",
+        crs=CRS.from_epsg(32633), transform=from_origin(380_000, 5_820_000, 30, 30), bigtiff="if_safer",
+    ) as file:  # fmt: skip
+        for band in range(manifest.bands):
+            values = library[places, band] + noise[band] * generator.standard_normal(places.shape, np.float32)
+            file.write(values, band + 1)
+            if manifest.wavelengths_nm is not None:
+                tags = {"wavelength": str(manifest.wavelengths_nm[band]), "wavelength_units": "Nanometers"}
+                file.update_tags(band + 1, **tags)
+
+
+def peak_memory_mb(bundle: Bundle, engine: Engine, scenes: dict[int, Path]) -> float | None:
+    """The largest memory of a process of its own that maps the largest scene; None where the system does not tell."""
+    stride, path = max(scenes.items())
+    with tempfile.TemporaryDirectory() as output:
+        arguments = ["classify", str(path), "-o", output, "--bundle", str(bundle.path), "--stride", str(stride),
+                     "--device", engine.device]  # fmt: skip
+        # Asked by the process itself: a child's ru_maxrss begins with its parent's.
+        code = (
+            "import sys; from pathlib import Path; from service.cli import main; main(sys.argv[1:]); "
+            "print(Path('/proc/self/status').read_text())"
+        )
+        ended = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    found = re.search(r"VmHWM:\s+(\d+) kB", ended.stdout)
+    return int(found[1]) / 1024 if found else None
+
+
+def _document(
+    bundle: Bundle, engine: Engine, figures: Figures, strides: list[int], scenes: dict[int, Path]
+) -> dict[str, Any]:
+    gflop = useful_flops(bundle.manifest) / 1e9 if bundle.manifest.architecture else None
+    names = {
+        "eager": "eager",
+        "plain": "plain",
+        "onnxruntime": "onnxruntime",
+        "network": "network 1",
+        "ours": "stride 1",
+    }
+    return {
+        "machine": machine(),
+        "provider": engine.provider,
+        "threads": engine.callers,
+        "batch": engine.batch,
+        "bundle": bundle.manifest.name,
+        "bands": bundle.manifest.bands,
+        "scenes": {str(stride): path.name for stride, path in scenes.items()},
+        "rounds": len(figures.rounds["gemm"]),
+        "gemm_gflops": figures.median("gemm"),
+        "mflop_per_patch": None if gflop is None else gflop * 1000,
+        "patches_per_s": {name: figures.median(key) for name, key in names.items()},
+        "share_of_gemm": {
+            name: None if gflop is None else figures.ratio(key, "gemm", gflop) for name, key in names.items()
+        },
+        "ours_to": {name: figures.ratio("stride 1", name) for name in ("eager", "plain", "onnxruntime")},
+        "strides": {
+            str(stride): {
+                "pixels_per_s": figures.median(f"stride {stride} pixels"),
+                "patches_per_s": figures.median(f"stride {stride}"),
+                "round_the_network": _rest(figures.ratio(f"stride {stride}", f"network {stride}")),
+                "seconds": {
+                    stage: figures.median(f"stride {stride} {stage}")
+                    for stage in ("read", "network", "blend", "write", "optimise", "total")
+                },
+            }
+            for stride in strides
+        },
+        "all_rounds": figures.rounds,
+    }
+
+
+def _rest(share: float | None) -> float | None:
+    return None if share is None else max(0.0, 1 - share)
+
+
+def machine() -> dict[str, Any]:
+    """What ran this, for the record."""
+    return {"processor": _processor(), "cores": len(os.sched_getaffinity(0)), "system": platform.system(),
+            "python": platform.python_version()}  # fmt: skip
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _noise(manifest: Manifest, rows: int, cols: int) -> NDArray[np.float32]:
+    """Pixels as the bundle's own statistics have them."""
+    spread = np.random.default_rng(0).standard_normal((rows, cols, manifest.bands), np.float32)
+    return np.array(manifest.band_mean, np.float32) + np.array(manifest.band_std, np.float32) * spread
+
+
+def _made_patches(manifest: Manifest) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """PLAIN_BATCH whole patches, one below the other: what a program that cuts patches itself would send."""
+    side = manifest.patch_px
+    centers = np.array([(place * side + side // 2, side // 2) for place in range(PLAIN_BATCH)])
+    return _noise(manifest, PLAIN_BATCH * side, side), centers
+
+
+def _rate(call: Callable[[], object], count: int) -> float:
+    """Units a second, where each call does `count` of them."""
+    began, calls = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - began) < LOOP_S:
+        call()
+        calls += 1
+    return calls * count / elapsed
+
+
+@contextmanager
+def bench_folder(asked: Path | None) -> Iterator[Path]:
+    """A folder to keep, or one that is gone afterwards."""
+    if asked is not None:
+        asked.mkdir(parents=True, exist_ok=True)
+        yield asked
+    else:
+        with tempfile.TemporaryDirectory(prefix="hyperscene-bench-") as made:
+            yield Path(made)
