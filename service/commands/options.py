@@ -40,4 +40,4 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """--device, --threads and --batch."""
     parser.add_argument("--device", choices=DEVICES, default="auto", help="what runs the network (auto: the fastest)")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="threads on a processor (all cores)")
-    parser.add_argument("--batch", type=int, default=0, metavar="N", help="patches a call (8, or 256 on a GPU)")
+    parser.add_argument("--batch", type=int, default=0, metavar="N", help="patches a call (16, or 256 on a GPU)")

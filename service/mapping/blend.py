@@ -164,16 +164,23 @@ class Directions:
     @classmethod
     def of(cls, pixels: Pixels) -> Directions:
         """Directions of all pixels; those of the first and last row lack a neighbour unless the scene ends there."""
-        unit = _unit(pixels.cube)
-        unit[~pixels.valid] = 0
-        # Half of a pixel's direction is its own: a single noisy pixel, or a furrow, is no field of its own.
-        for axis in (0, 1):
-            line = np.moveaxis(unit, axis, 0)
-            smooth = 2 * line
-            smooth[1:] += line[:-1]
-            smooth[:-1] += line[1:]
-            unit = np.moveaxis(smooth, 0, axis)
-        return cls(pixels.top, _unit(unit))
+        rows = len(pixels.cube)
+        smooth = np.empty_like(pixels.cube)
+        above, own = np.zeros_like(smooth[0]), _unit(pixels.cube[0]) * pixels.valid[0, :, None]
+        for row in range(rows):  # a row at a time stays in the cache
+            below = np.zeros_like(own)
+            if row + 1 < rows:
+                below = _unit(pixels.cube[row + 1]) * pixels.valid[row + 1, :, None]
+            # Half of a pixel's direction is its own: a single noisy pixel, or a furrow, is no field of its own.
+            down = above + below
+            down += own
+            down += own
+            across = down + down
+            across[1:] += down[:-1]
+            across[:-1] += down[1:]
+            smooth[row] = _unit(across)
+            above, own = own, below
+        return cls(pixels.top, smooth)
 
     def cosines(
         self, rows: NDArray[np.int64], cols: NDArray[np.int64], centers: NDArray[np.int64]
@@ -215,6 +222,7 @@ def _cells_in_reach(plan: Plan) -> int:
 
 
 def _unit(spectra: NDArray[np.float32]) -> NDArray[np.float32]:
-    norm = np.sqrt((spectra * spectra).sum(axis=-1, keepdims=True))
-    scaled: NDArray[np.float32] = spectra / np.maximum(norm, np.float32(1e-30))
+    """Spectra (pixels, bands) scaled to length 1; one without any stays 0."""
+    norm = np.sqrt(np.einsum("pb,pb->p", spectra, spectra))
+    scaled: NDArray[np.float32] = spectra * (1 / np.maximum(norm, np.float32(1e-30)))[:, None]
     return scaled

@@ -18,9 +18,10 @@ from service.mapping.gpu import PROVIDERS, GpuEngine
 Device = Literal["auto", "cpu", "openvino", "cuda", "tensorrt"]
 DEVICES: tuple[Device, ...] = get_args(Device)
 
-# Small calls keep what a layer writes in the caches: 8 a call ran 3 % faster than 16 and 7 % faster than 32 with
-# OpenVINO, 4 a call 5 % slower (medians of ten interleaved rounds, 2 cores of an AMD EPYC).
-CPU_BATCH = 8
+# Small calls keep what a layer writes in the caches, larger ones share more of a window's pixels: with OpenVINO 8 a call
+# ran 3 % faster than 16 at stride 1 and 5 % slower at stride 4 with 200 bands; 4 or 32 a call were slower at both
+# (interleaved, 2 cores of an AMD EPYC).
+CPU_BATCH = 16
 
 
 class Engine(Protocol):

@@ -108,6 +108,8 @@ class ScenePixels:
     def __init__(self, scene: Scene, dataset: Any) -> None:
         self._scene = scene
         self._dataset = dataset
+        self._scales, self._offsets = scene.scales.astype(np.float32), scene.offsets.astype(np.float32)
+        self._is_plain = bool((self._scales == 1).all() and (self._offsets == 0).all())
 
     def read(self, window: Window | None = None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Values (rows, cols, bands), and which pixels (rows, cols) are valid."""
@@ -116,13 +118,15 @@ class ScenePixels:
         valid = ~_is_nodata(raw, scene.nodata)
         if scene.has_mask:
             valid &= self._dataset.dataset_mask(window=window) > 0
-        cube = raw.astype(np.float32, copy=False)
-        for band, (scale, offset) in enumerate(zip(scene.scales, scene.offsets, strict=True)):
-            if (scale, offset) != (1, 0):
-                cube[band] = cube[band] * scale + offset
+        cube = np.empty((*valid.shape, len(raw)), np.float32)
+        for row in range(len(cube)):  # a row at a time stays in the cache while it is turned, converted and scaled
+            cube[row] = raw[:, row].T
+            if not self._is_plain:
+                cube[row] *= self._scales
+                cube[row] += self._offsets
         if raw.dtype.kind == "f":
-            valid &= np.isfinite(cube).all(axis=0)
-        return np.ascontiguousarray(np.moveaxis(cube, 0, -1)), valid
+            valid &= np.isfinite(cube).all(axis=-1)
+        return cube, valid
 
 
 @contextmanager
