@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from service.mapping.ahead import StageClock, ahead
+from service.mapping.ahead import StageClock, Stop, ahead
 
 
 def stages() -> list[threading.Thread]:
@@ -13,7 +13,7 @@ def stages() -> list[threading.Thread]:
 
 
 def test_items_come_in_order_and_the_thread_ends():
-    assert list(ahead(iter_of(20))) == list(range(20))
+    assert list(ahead(iter_of(20), Stop())) == list(range(20))
     assert not stages()
 
 
@@ -26,7 +26,7 @@ def test_an_error_reaches_the_reader_after_the_items_before_it():
         yield 1
         raise ValueError("broken")
 
-    chain = ahead(items())
+    chain = ahead(items(), Stop())
     assert next(chain) == 1
     with pytest.raises(ValueError, match="broken"):
         next(chain)
@@ -49,7 +49,8 @@ def test_leaving_early_ends_the_whole_chain_and_closes_each_stage_in_its_own_thr
         finally:
             items.close()
 
-    chain = ahead(doubled(ahead(source())))
+    stop = Stop()
+    chain = ahead(doubled(ahead(source(), stop)), stop)
     assert next(chain) == 0
     chain.close()
     assert closed_by == {"source": "hyperscene-stage"}
@@ -64,7 +65,7 @@ def test_the_reader_does_not_wait_for_the_writer():
             made.append(number)
             yield number
 
-    chain = ahead(items())
+    chain = ahead(items(), Stop())
     assert next(chain) == 0
     time.sleep(0.2)  # the reader of the chain is busy; one item waits in the queue, the next is being handed over
     assert made == [0, 1, 2]

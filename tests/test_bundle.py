@@ -138,7 +138,17 @@ def test_a_text_file_is_no_bundle(tmp_path):
 
 @pytest.mark.parametrize(
     "module",
-    ["model.bundle", "model.spectra", "service", "service.cli", "service.mapping.scenes", "training.synthetic"],
+    [
+        "model.bundle",
+        "model.spectra",
+        "service",
+        "service.cli",
+        "service.mapping.pipeline",
+        "service.commands.classify",
+        "service.commands.inspect",
+        "service.commands.bench",
+        "training.synthetic",
+    ],
 )
 def test_serving_leaves_torch_out(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

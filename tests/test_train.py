@@ -12,15 +12,11 @@ import numpy as np
 import pytest
 
 from model.bundle import load_bundle
+from tests.command_line import refusal, run
 from tests.scenes import quadrants, spectra_of, write_tif
 
 LABELS = quadrants(30, 26)
 TINY = ["--depth", "1", "--width", "8", "--heads", "2", "--mlp-width", "8", "--patch", "4", "--fraction", "0.1"]
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "service.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture
@@ -33,15 +29,6 @@ def data(tmp_path):
 def train(data: Path, *more: object, output: str = "bundle.onnx") -> subprocess.CompletedProcess[str]:
     paths = ["--scene", data / "scene.tif", "--labels", data / "labels.tif", "-o", data / output]
     return run("train", *paths, *TINY, *more)
-
-
-def refusal(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line of a refusal."""
-    assert done.returncode == 1
-    assert done.stdout == ""
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    return lines[0]
 
 
 def test_training_ends_with_a_table_and_a_bundle_that_checks_itself(data):

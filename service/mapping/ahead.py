@@ -15,13 +15,32 @@ Item = TypeVar("Item")
 POLL_S = 0.05
 
 
+class Stop:
+    """Tells all stages of a run to end: because somebody cancelled it, or because its reader has gone."""
+
+    def __init__(self, cancelled: threading.Event | None = None) -> None:
+        self._cancelled = cancelled or threading.Event()
+        self._is_left = threading.Event()
+
+    def leave(self) -> None:
+        """End the run without cancelling anything else that listens to the same event."""
+        self._is_left.set()
+
+    def is_set(self) -> bool:
+        """Whether to end; asked often, by every stage."""
+        return self._is_left.is_set() or self._cancelled.is_set()
+
+
 @dataclass(frozen=True)
 class _End:
     error: BaseException | None
 
 
-def ahead(items: Generator[Item, None, None]) -> Generator[Item, None, None]:
-    """The same items in the same order; an error of the thread is raised here, and closing this ends the thread."""
+def ahead(items: Generator[Item, None, None], stop: Stop) -> Generator[Item, None, None]:
+    """The same items in the same order; an error of the thread is raised here.
+
+    Leaving before the last item, for whatever reason, stops the whole run and waits for the thread.
+    """
     handed: queue.Queue[Item | _End] = queue.Queue(maxsize=1)
     is_left = threading.Event()
 
@@ -48,12 +67,16 @@ def ahead(items: Generator[Item, None, None]) -> Generator[Item, None, None]:
 
     thread = threading.Thread(target=work, name="hyperscene-stage", daemon=True)
     thread.start()
+    is_complete = False
     try:
         while not isinstance(item := handed.get(), _End):
             yield item
+        is_complete = item.error is None
         if item.error is not None:
             raise item.error
     finally:
+        if not is_complete:
+            stop.leave()
         is_left.set()
         thread.join()
 

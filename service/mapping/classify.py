@@ -6,14 +6,13 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.bundle import Manifest
 from service.errors import InferenceFailed, ServiceError
-from service.mapping.ahead import StageClock
+from service.mapping.ahead import StageClock, Stop
 from service.mapping.blend import Answers
 from service.mapping.engines import Engine
 from service.mapping.lattice import Plan, Strip
@@ -67,14 +66,14 @@ class Classifier:
     """A bundle's engine and as many threads as it wants to be called from."""
 
     def __init__(
-        self, engine: Engine, manifest: Manifest, plan: Plan, clock: StageClock, report: Report, cancelled: Event
+        self, engine: Engine, manifest: Manifest, plan: Plan, clock: StageClock, report: Report, stop: Stop
     ) -> None:
         self._engine = engine
         self._manifest = manifest
         self._plan = plan
         self._clock = clock
         self._report = report
-        self._cancelled = cancelled
+        self._stop = stop
         self._cells = 0  # behind us: classified, or without data
         self.patches = 0
 
@@ -116,7 +115,7 @@ class Classifier:
         return _PendingGroup(group, centers, is_asked, calls)
 
     def _ask(self, pixels: Pixels, group: int, tile: int, centers: NDArray[np.int64]) -> NDArray[np.float32]:
-        if self._cancelled.is_set():
+        if self._stop.is_set():
             raise Cancelled
         (top, bottom), (left, right) = self._plan.window_rows(group), self._plan.window_cols(tile)
         window = cut_window(pixels, self._plan.lattice.rows, top, bottom, left, right)

@@ -18,9 +18,9 @@ from service.mapping.gpu import PROVIDERS, GpuEngine
 Device = Literal["auto", "cpu", "openvino", "cuda", "tensorrt"]
 DEVICES: tuple[Device, ...] = get_args(Device)
 
-# Small calls keep what a layer writes in the caches, larger ones share more of a window's pixels: with OpenVINO 8 a call
-# ran 3 % faster than 16 at stride 1 and 5 % slower at stride 4 with 200 bands; 4 or 32 a call were slower at both
-# (interleaved, 2 cores of an AMD EPYC).
+# Small calls keep what a layer writes in the caches, larger ones share more of a window's pixels. With OpenVINO at
+# stride 1, against 16 a call: 8 ran 3 % faster, 4 ran 5 % and 32 ran 3 % slower; at stride 4 with 200 bands 8 ran 5 %
+# slower (interleaved, 2 cores of an AMD EPYC).
 CPU_BATCH = 16
 
 

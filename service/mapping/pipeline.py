@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from model.bundle import Bundle, Manifest
 from service.errors import OptionsUnusable, OutputUnwritable, StorageFull
-from service.mapping.ahead import StageClock, ahead
+from service.mapping.ahead import StageClock, Stop, ahead
 from service.mapping.blend import BLENDS, Blend, Blender, Directions
 from service.mapping.classify import AnsweredBlock, Block, Cancelled, Classifier, Report, read_blocks
 from service.mapping.engines import Engine
@@ -144,7 +144,7 @@ class StripMapper:
         self._blend: Blend = "linear" if manifest.head == "token" and blend == "angle" else blend
         self._clock = clock or StageClock()
         self._report: Report = report or (lambda done, total: None)
-        self._cancelled = cancelled or threading.Event()
+        self._stop = Stop(cancelled)
         self.patches = 0
 
     def map_view(self, view: SceneView, strips: Sequence[Strip]) -> Generator[MappedStrip, None, None]:
@@ -161,14 +161,14 @@ class StripMapper:
         return self._map(self._read(source, strips), strips)
 
     def _map(self, blocks: Generator[Block, None, None], strips: Sequence[Strip]) -> Generator[MappedStrip, None, None]:
-        classifier = Classifier(self._engine, self._manifest, self._plan, self._clock, self._report, self._cancelled)
-        answered = ahead(classifier.classify(ahead(blocks)))
+        classifier = Classifier(self._engine, self._manifest, self._plan, self._clock, self._report, self._stop)
+        answered = ahead(classifier.classify(ahead(blocks, self._stop)), self._stop)
         # One thread for numpy's products: more would take the network's cores, and could round differently.
         with threadpool_limits(1, user_api="blas"):
-            mapped = ahead(self._blend_blocks(answered, strips[0].top))
+            mapped = ahead(self._blend_blocks(answered, strips[0].top), self._stop)
             try:
                 for strip in mapped:
-                    if self._cancelled.is_set():
+                    if self._stop.is_set():
                         raise Cancelled
                     yield strip
                     self.patches = classifier.patches
@@ -180,7 +180,7 @@ class StripMapper:
         while True:
             with self._clock.stage("read"):
                 block = next(blocks, None)
-            if block is None or self._cancelled.is_set():
+            if block is None or self._stop.is_set():
                 return
             yield block
 
@@ -194,7 +194,7 @@ class StripMapper:
                     strip, pixels = item.block.strip, item.block.pixels
                     spectra = Directions.of(pixels) if self._blend == "angle" else None
                     for answers in item.answers:
-                        if self._cancelled.is_set():
+                        if self._stop.is_set():
                             raise Cancelled
                         blender.add(answers, spectra)
                     valid = pixels.valid[strip.top - pixels.top : strip.bottom - pixels.top]

@@ -22,6 +22,7 @@ from rasterio.windows import Window
 
 from model.spectra import Wavelengths, from_band_names, parse_list, to_nm, unit_in_nm
 from service.errors import DtypeUnsupported, SceneIncomplete, SceneUnreadable
+from service.mapping.tiff import expected_bytes
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # classic and BigTIFF, both byte orders
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
@@ -74,6 +75,8 @@ class Scene:
 def open_scene(path: Path) -> Scene:
     """Understand a scene, or refuse it."""
     path, driver = _locate(path)
+    if driver == "GTiff":
+        _check_tail(path)
     try:
         with _opened(path, driver) as dataset:
             return _understand(path, driver, dataset)
@@ -161,10 +164,15 @@ def _is_nodata(raw: NDArray[Any], nodata: tuple[float | None, ...]) -> NDArray[n
 
 def _locate(path: Path) -> tuple[Path, str]:
     """The data file and the driver that its content asks for."""
+    if path.is_dir():
+        raise SceneUnreadable(f"{path} is a folder: give the path of {FORMATS}")
     if not path.is_file():
         raise SceneUnreadable(f"there is no file {path}: give the path of {FORMATS}")
-    with path.open("rb") as file:
-        start = file.read(8)
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+    except OSError as error:
+        raise SceneUnreadable(f"{path} cannot be read ({error.strerror}): check its permissions") from error
     if start[:4] in TIFF_MAGIC:
         return path, "GTiff"
     if start[:4] == b"ENVI":
@@ -200,8 +208,6 @@ def _understand(path: Path, driver: str, dataset: Any) -> Scene:
     header = dataset.tags(ns="ENVI") if driver == "ENVI" else {}
     if driver == "ENVI":
         _check_size(path, dataset, header)
-    else:
-        _check_last_blocks(path, dataset)
     colors = dataset.colorinterp
     candidates = [band for band in dataset.indexes if colors[band - 1] != ColorInterp.alpha]
     listed = {name: _listed(dataset, header, name) for name in ("bbl", "wavelength", "fwhm")}
@@ -255,15 +261,11 @@ def _check_size(path: Path, dataset: Any, header: dict[str, str]) -> None:
         raise SceneUnreadable(f"{path.name} is cut short: {found} bytes of {expected}; copy it again")
 
 
-def _check_last_blocks(path: Path, dataset: Any) -> None:
-    """A TIFF that was cut has its list of blocks and not the last of them."""
-    found = path.stat().st_size
-    block_rows, block_cols = dataset.block_shapes[0]
-    last = f"{(dataset.width - 1) // block_cols}_{(dataset.height - 1) // block_rows}"
-    for band in dataset.indexes:
-        where, size = (dataset.get_tag_item(f"BLOCK_{what}_{last}", "TIFF", band) for what in ("OFFSET", "SIZE"))
-        if where and size and int(where) + int(size) > found:  # blocks of a sparse file have no place
-            raise SceneUnreadable(f"{path.name} is cut short: {found} bytes of {int(where) + int(size)}; copy it again")
+def _check_tail(path: Path) -> None:
+    """GDAL opens a TIFF that was cut, and may miss its tags without a word; compare its length with its directories."""
+    found, expected = path.stat().st_size, expected_bytes(path)
+    if expected > found:
+        raise SceneUnreadable(f"{path.name} is cut short: {found} bytes of {expected}; copy it again")
 
 
 def _listed(dataset: Any, header: dict[str, str], name: str) -> list[float]:
