@@ -33,7 +33,6 @@ from service.mapping.scenes import open_scene
 
 GEMM_SIDE = 2048
 EAGER_BATCH, PLAIN_BATCH = 128, 64
-LOOP_S = 2.0  # how long each plain loop runs in a round
 FIELD_PX = 24  # the made scene's fields are squares of this side
 
 
@@ -46,6 +45,7 @@ class BenchOptions:
     batch: int = 0
     rounds: int = 3
     patches: int = 4096  # of each map
+    loop_s: float = 2.0  # how long each loop without a scene runs in a round
 
 
 @dataclass
@@ -90,19 +90,21 @@ def _contestants(
 ) -> dict[str, Callable[[], None]]:
     """What takes part in a round, by name; each adds its own figures."""
     contestants: dict[str, Callable[[], None]] = {
-        "gemm": lambda: figures.add("gemm", gemm_gflops()),
+        "gemm": lambda: figures.add("gemm", gemm_gflops(options.loop_s)),
     }
     if find_spec("torch") is not None and bundle.manifest.architecture:
         eager = eager_network(bundle.manifest)
-        contestants["eager"] = lambda: figures.add("eager", _rate(eager, EAGER_BATCH))
+        contestants["eager"] = lambda: figures.add("eager", _rate(eager, EAGER_BATCH, options.loop_s))
     session = open_session(bundle.content, bundle.path.name)
     made = _made_patches(bundle.manifest)
-    contestants["plain"] = lambda: figures.add("plain", _rate(lambda: run_graph(session, *made), PLAIN_BATCH))
+    contestants["plain"] = lambda: figures.add(
+        "plain", _rate(lambda: run_graph(session, *made), PLAIN_BATCH, options.loop_s)
+    )
     if engine.device == "openvino":
         other = make_engine(bundle, "cpu", options.threads, options.batch)
         contestants["other"] = partial(_map_once, "onnxruntime", bundle, other, figures, folder, scenes[1], 1)
     for stride, path in scenes.items():
-        contestants[f"network {stride}"] = partial(_feed_once, bundle.manifest, engine, figures, stride)
+        contestants[f"network {stride}"] = partial(_feed_once, bundle.manifest, engine, figures, stride, options.loop_s)
         name = f"stride {stride}"
         contestants[name] = partial(_map_once, name, bundle, engine, figures, folder, path, stride)
     return contestants
@@ -121,13 +123,13 @@ def _map_once(
         figures.add(f"{name} {stage}", seconds)
 
 
-def gemm_gflops() -> float:
-    """The rate of float32 matrix products, by the BLAS that numpy has, over LOOP_S seconds."""
+def gemm_gflops(loop_s: float) -> float:
+    """The rate of float32 matrix products, by the BLAS that numpy has."""
     a = np.random.default_rng(0).random((GEMM_SIDE, GEMM_SIDE), np.float32)
-    return _rate(lambda: a @ a, 1) * 2 * GEMM_SIDE**3 / 1e9
+    return _rate(lambda: a @ a, 1, loop_s) * 2 * GEMM_SIDE**3 / 1e9
 
 
-def _feed_once(manifest: Manifest, engine: Engine, figures: Figures, stride: int) -> None:
+def _feed_once(manifest: Manifest, engine: Engine, figures: Figures, stride: int, loop_s: float) -> None:
     """The engine alone, fed with one window again and again from as many threads as it wants."""
     plan = plan_mapping(Lattice(1, 1, stride, manifest.patch_px), is_voting=True, batch=engine.batch, strip_px=1)
     (top, bottom), (left, right) = plan.window_rows(0), plan.window_cols(0)
@@ -136,7 +138,7 @@ def _feed_once(manifest: Manifest, engine: Engine, figures: Figures, stride: int
     centers = cells * stride + stride // 2 + manifest.patch_px // 2
     with ThreadPoolExecutor(engine.callers) as callers:
         rates = callers.map(
-            lambda _: _rate(lambda: engine.probabilities(cube, centers), len(centers)), range(engine.callers)
+            lambda _: _rate(lambda: engine.probabilities(cube, centers), len(centers), loop_s), range(engine.callers)
         )
         figures.add(f"network {stride}", sum(rates))
 
@@ -289,10 +291,10 @@ def _made_patches(manifest: Manifest) -> tuple[NDArray[np.float32], NDArray[np.i
     return _noise(manifest, PLAIN_BATCH * side, side), centers
 
 
-def _rate(call: Callable[[], object], count: int) -> float:
+def _rate(call: Callable[[], object], count: int, loop_s: float) -> float:
     """Units a second, where each call does `count` of them."""
     began, calls = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - began) < LOOP_S:
+    while (elapsed := time.perf_counter() - began) < loop_s:
         call()
         calls += 1
     return calls * count / elapsed

@@ -246,7 +246,19 @@ def test_inspect_shows_a_bundle(tmp_path):
 
 @pytest.mark.slow
 def test_bench_measures_everything_it_names(tmp_path):
-    done = run("bench", "--rounds", 1, "--patches", 36, "--json", tmp_path / "b.json", "--out", tmp_path / "kept")
+    done = run(
+        "bench",
+        "--rounds",
+        1,
+        "--patches",
+        36,
+        "--loop-s",
+        0.1,
+        "--json",
+        tmp_path / "b.json",
+        "--out",
+        tmp_path / "kept",
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "b.json").read_text())
     assert document["mflop_per_patch"] == pytest.approx(134.2, abs=0.1)

@@ -29,6 +29,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser)
     parser.add_argument("--rounds", type=int, default=plain.rounds, metavar="N", help="rounds (%(default)s)")
     parser.add_argument("--patches", type=int, default=plain.patches, metavar="N", help="of each map (%(default)s)")
+    parser.add_argument(
+        "--loop-s", type=float, default=plain.loop_s, metavar="S", help="of each loop without a scene (%(default)s)"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep the made scenes and the last map here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here")
 
@@ -37,7 +40,9 @@ def run(options: argparse.Namespace) -> int:
     """Measure, print, and write the figures where asked."""
     if options.rounds < 1 or options.patches < 1:
         raise OptionsUnusable("--rounds and --patches are counts: give 1 or more")
-    asked = BenchOptions(options.device, options.threads, options.batch, options.rounds, options.patches)
+    asked = BenchOptions(
+        options.device, options.threads, options.batch, options.rounds, options.patches, options.loop_s
+    )
     bundle = chosen_bundle(options)
     with bench_folder(options.out) as folder, Progress(0, "steps") as progress:
         document = measure(bundle, asked, folder, progress.advance_of)
