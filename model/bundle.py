@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -119,19 +121,28 @@ def load_bundle(path: Path) -> Bundle:
     return bundle
 
 
-def open_session(content: bytes, name: str, threads: int = 0) -> InferenceSession:
-    """A CPU session of ONNX Runtime; `threads` 0 takes all cores."""
+def import_onnxruntime() -> Any:
+    """ONNX Runtime without its telemetry, which writes a device id into the home folder on import (1.31 does)."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
-        import onnxruntime
+        return import_module("onnxruntime")
     except ImportError as error:
         raise BundleRefused(
             "ONNX Runtime is not installed: pip install 'hyperscene[cpu]' or 'hyperscene[gpu]'"
         ) from error
+
+
+def open_session(content: bytes, name: str, threads: int = 0) -> InferenceSession:
+    """A CPU session of ONNX Runtime; `threads` 0 takes all cores."""
+    onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what goes wrong is raised; nothing else belongs on a user's terminal
     options.intra_op_num_threads = threads
     try:
-        return onnxruntime.InferenceSession(content, sess_options=options, providers=["CPUExecutionProvider"])
+        session: InferenceSession = onnxruntime.InferenceSession(
+            content, sess_options=options, providers=["CPUExecutionProvider"]
+        )
+        return session
     except Exception as error:  # onnxruntime's own classes share no base below this one
         reason = type(error).__name__  # InvalidProtobuf, say, or NotImplemented where this ONNX Runtime is too old
         raise BundleRefused(

@@ -29,6 +29,8 @@ NM_PER_UNIT = {
     "mm": 1e6,
     "angstroms": 0.1,
 }
+# Units that ENVI knows and that count something else.
+NOT_LENGTHS = ("index", "wavenumber", "ghz", "mhz")
 # No imager sees 100 nm, and none reaches 100 um: a number above is in nm, one below in um.
 NM_ABOVE = 100.0
 # A gap wider than this many usual band spacings (a water band cut out, say) is not bridged by interpolation.
@@ -57,6 +59,8 @@ def to_nm(values: Sequence[float], unit: str | None) -> Wavelengths | None:
     """Wavelengths in nm, or None where the numbers cannot be wavelengths."""
     numbers = np.asarray(values, np.float64)
     if numbers.size == 0 or not np.isfinite(numbers).all() or (numbers <= 0).any():
+        return None
+    if (unit or "").strip().lower() in NOT_LENGTHS:
         return None
     factor = unit_in_nm(unit)
     if factor is None:

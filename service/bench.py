@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import statistics
@@ -24,13 +23,16 @@ import rasterio
 from numpy.typing import NDArray
 from rasterio.crs import CRS
 from rasterio.transform import from_origin
+from threadpoolctl import threadpool_limits
 
 from model.bundle import Bundle, Manifest, open_session, run_graph
-from service.mapping.engines import Engine, make_engine
+from service.errors import OutputUnwritable
+from service.mapping.engines import Engine, cores, make_engine
 from service.mapping.lattice import Lattice, plan_mapping
 from service.mapping.pipeline import MapOptions, map_scene
 from service.mapping.scenes import open_scene
 
+STAGES = ("read", "network", "blend", "write", "optimise", "total")
 GEMM_SIDE = 2048
 EAGER_BATCH, PLAIN_BATCH = 128, 64
 FIELD_PX = 24  # the made scene's fields are squares of this side
@@ -90,12 +92,12 @@ def _contestants(
 ) -> dict[str, Callable[[], None]]:
     """What takes part in a round, by name; each adds its own figures."""
     contestants: dict[str, Callable[[], None]] = {
-        "gemm": lambda: figures.add("gemm", gemm_gflops(options.loop_s)),
+        "gemm": lambda: figures.add("gemm", gemm_gflops(options.loop_s, engine.callers)),
     }
     if find_spec("torch") is not None and bundle.manifest.architecture:
         eager = eager_network(bundle.manifest)
         contestants["eager"] = lambda: figures.add("eager", _rate(eager, EAGER_BATCH, options.loop_s))
-    session = open_session(bundle.content, bundle.path.name)
+    session = open_session(bundle.content, bundle.path.name, engine.callers)
     made = _made_patches(bundle.manifest)
     contestants["plain"] = lambda: figures.add(
         "plain", _rate(lambda: run_graph(session, *made), PLAIN_BATCH, options.loop_s)
@@ -123,10 +125,11 @@ def _map_once(
         figures.add(f"{name} {stage}", seconds)
 
 
-def gemm_gflops(loop_s: float) -> float:
-    """The rate of float32 matrix products, by the BLAS that numpy has."""
+def gemm_gflops(loop_s: float, threads: int) -> float:
+    """The rate of float32 matrix products, by the BLAS that numpy has, on as many threads as the engine has."""
     a = np.random.default_rng(0).random((GEMM_SIDE, GEMM_SIDE), np.float32)
-    return _rate(lambda: a @ a, 1, loop_s) * 2 * GEMM_SIDE**3 / 1e9
+    with threadpool_limits(threads, user_api="blas"):
+        return _rate(lambda: a @ a, 1, loop_s) * 2 * GEMM_SIDE**3 / 1e9
 
 
 def _feed_once(manifest: Manifest, engine: Engine, figures: Figures, stride: int, loop_s: float) -> None:
@@ -204,14 +207,14 @@ def peak_memory_mb(bundle: Bundle, engine: Engine, scenes: dict[int, Path]) -> f
     """The largest memory of a process of its own that maps the largest scene; None where the system does not tell."""
     stride, path = max(scenes.items())
     with tempfile.TemporaryDirectory() as output:
-        arguments = ["classify", str(path), "-o", output, "--bundle", str(bundle.path), "--stride", str(stride),
-                     "--device", engine.device]  # fmt: skip
+        arguments = ["classify", path, "-o", output, "--bundle", bundle.path, "--stride", stride, "--device",
+                     engine.device, "--threads", engine.callers, "--batch", engine.batch]  # fmt: skip
         # Asked by the process itself: a child's ru_maxrss begins with its parent's.
         code = (
-            "import sys; from pathlib import Path; from service.cli import main; main(sys.argv[1:]); "
+            "import sys; from pathlib import Path; from service.cli import main; main(sys.argv[1:]) and sys.exit(1); "
             "print(Path('/proc/self/status').read_text())"
         )
-        ended = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+        ended = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
     found = re.search(r"VmHWM:\s+(\d+) kB", ended.stdout)
     return int(found[1]) / 1024 if found else None
 
@@ -248,10 +251,7 @@ def _document(
                 "pixels_per_s": figures.median(f"stride {stride} pixels"),
                 "patches_per_s": figures.median(f"stride {stride}"),
                 "round_the_network": _rest(figures.ratio(f"stride {stride}", f"network {stride}")),
-                "seconds": {
-                    stage: figures.median(f"stride {stride} {stage}")
-                    for stage in ("read", "network", "blend", "write", "optimise", "total")
-                },
+                "seconds": {stage: figures.median(f"stride {stride} {stage}") for stage in STAGES},
             }
             for stride in strides
         },
@@ -265,7 +265,7 @@ def _rest(share: float | None) -> float | None:
 
 def machine() -> dict[str, Any]:
     """What ran this, for the record."""
-    return {"processor": _processor(), "cores": len(os.sched_getaffinity(0)), "system": platform.system(),
+    return {"processor": _processor(), "cores": cores(), "system": platform.system(),
             "python": platform.python_version()}  # fmt: skip
 
 
@@ -304,7 +304,10 @@ def _rate(call: Callable[[], object], count: int, loop_s: float) -> float:
 def bench_folder(asked: Path | None) -> Iterator[Path]:
     """A folder to keep, or one that is gone afterwards."""
     if asked is not None:
-        asked.mkdir(parents=True, exist_ok=True)
+        try:
+            asked.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputUnwritable(f"{asked} cannot be made ({error.strerror}): choose another folder") from error
         yield asked
     else:
         with tempfile.TemporaryDirectory(prefix="hyperscene-bench-") as made:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -38,8 +40,12 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0 done, 1 refused or failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    with suppress(ValueError):  # not in a thread: there nobody is told to end
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing half-written is left
     try:
-        return _dispatch(arguments)
+        status = _dispatch(arguments)
+        sys.stdout.flush()  # here, where a full disk can still be told
+        return status
     except (ServiceError, BundleRefused, BandMismatch) as error:
         print(f"hyperscene: {_one_line(str(error))}", file=sys.stderr)
         return FAILED
@@ -48,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         sys.stderr.close()
+        return FAILED
+    except OSError as error:  # standard output on a full disk, say
+        print(f"hyperscene: {_one_line(str(error))}", file=sys.stderr)
         return FAILED
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 
 from tqdm import tqdm
@@ -21,11 +22,21 @@ class Progress:
         self._first = 0  # steps that an earlier run had done: they say nothing about this one's speed
         self._began = self._said = time.monotonic()
         self._bar: tqdm | None = None
+        self._is_watched = sys.stderr is not None
 
     def advance_to(self, done: int, note: str = "") -> None:
         """Show that `done` steps of the total are behind us."""
         if self._done == 0:
             self._first = done - 1
+        try:
+            if self._is_watched:
+                self._show(done, note)
+        except OSError:  # whoever watched has gone; the work goes on
+            self._is_watched = False
+        self._done = done
+
+    def _show(self, done: int, note: str) -> None:
+        if self._done == 0:
             self._open_bar()
         if self._bar is not None:
             self._bar.set_postfix_str(note, refresh=False)
@@ -34,7 +45,6 @@ class Progress:
         elif done == self._total or time.monotonic() - self._said >= LINE_EVERY_S:
             self._said = time.monotonic()
             print(f"{self._what} {done}/{self._total} {note} {self._left(done)}".rstrip(), file=sys.stderr, flush=True)
-        self._done = done
 
     def advance_of(self, done: int, total: int) -> None:
         """The same where the total is known only now."""
@@ -68,4 +78,5 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            self._bar.close()
+            with suppress(OSError):
+                self._bar.close()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -175,7 +176,8 @@ def test_a_refusal_in_a_terminal_is_one_line_without_a_bar(tmp_path, bundle):
     assert "|" not in shown
 
 
-def test_ctrl_c_stops_at_once_and_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("told_to_end", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_at_once_and_leaves_nothing(tmp_path, told_to_end):
     assert run("synth", tmp_path / "s.tif", "--rows", 300, "--cols", 300).returncode == 0
     command = [sys.executable, "-m", "service.cli", "classify", tmp_path / "s.tif", "-o", tmp_path / "out",
                "--stride", "1"]  # fmt: skip
@@ -187,7 +189,7 @@ def test_ctrl_c_stops_at_once_and_leaves_nothing(tmp_path):
     while not list((tmp_path / "out").glob(".unfinished-*/plain_classes.tif")) and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(told_to_end)
     _, told = process.communicate(timeout=20)
     assert process.returncode == 130
     assert told.splitlines()[-1] == "hyperscene: stopped"
@@ -272,5 +274,32 @@ def test_bench_measures_everything_it_names(tmp_path):
     assert (tmp_path / "kept" / "map" / "classes.tif").is_file()
 
 
-def test_bench_refuses_counts_that_are_none():
-    assert "give 1 or more" in refusal(run("bench", "--rounds", 0))
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--rounds", 0), "give 1 or more"),
+        (("--loop-s", 0), "a time above 0"),
+        (("--json", "/no/such/folder/b.json"), "there is no folder /no/such/folder"),
+        (("--out", "/dev/null/x"), "choose another folder"),
+    ],
+)
+def test_bench_refuses_what_cannot_be_before_it_measures(options, words):
+    assert words in refusal(run("bench", "--bundle", DEMO_BUNDLE, *options))
+
+
+def test_the_map_is_made_even_when_nobody_watches_the_progress(scene, bundle):
+    command = [sys.executable, "-m", "service.cli", "classify", scene, "-o", scene.parent / "out", "--bundle", bundle]
+    reading, writing = os.pipe()
+    os.close(reading)
+    subprocess.run(command, stderr=writing, stdout=subprocess.DEVNULL, timeout=60, check=False)
+    os.close(writing)
+    assert sorted(path.name for path in (scene.parent / "out").iterdir()) == sorted(RESULTS)
+
+
+def test_a_full_disk_under_standard_output_is_one_line():
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "service.cli", "inspect", DEMO_BUNDLE]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr

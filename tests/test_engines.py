@@ -1,5 +1,7 @@
 """Engines answer alike, in any number of threads, and say why where they cannot."""
 
+import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -82,3 +84,14 @@ def test_options_that_make_no_sense_are_refused(demo):
     for options in ({"threads": -1}, {"batch": -2}, {"device": "tpu"}):
         with pytest.raises(OptionsUnusable):
             make_engine(demo, **options)
+
+
+def test_engines_write_nothing_into_the_home_folder(tmp_path):
+    code = (
+        "from model.bundle import *; from service.mapping.engines import make_engine\n"
+        "make_engine(load_bundle(DEMO_BUNDLE), 'openvino')"
+    )
+    home = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=home, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not list(tmp_path.iterdir())

@@ -1,6 +1,10 @@
 """A scene is mapped the same way however the work is cut, and as the network alone would answer."""
 
 import json
+import resource
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,6 +14,7 @@ import pytest
 import rasterio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info
 
 from model.bundle import Bundle, load_bundle
 from service.errors import (
@@ -440,3 +445,77 @@ def test_resampled_bands_give_the_same_bytes_for_every_strip_height(tmp_path):
         map_scene(open_scene(scene), bundle, make_engine(bundle, "cpu"), output, MapOptions(strip_px=strip_px))
         seen.append([(output / name).read_bytes() for name in RESULTS[:3]])
     assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("name", ["classes.tif", "confidence.tif"])
+def test_a_scene_is_never_overwritten_by_its_own_map(tmp_path, name):
+    (tmp_path / "out").mkdir()
+    scene = small_scene(tmp_path / "out" / name)
+    before = scene.read_bytes()
+    with pytest.raises(OutputUnwritable, match="is the scene itself"):
+        run_map(tmp_path, scene)
+    assert scene.read_bytes() == before
+
+
+def test_a_folder_in_a_results_place_is_noticed_before_any_work(tmp_path):
+    (tmp_path / "out" / "preview.png").mkdir(parents=True)
+    with pytest.raises(OutputUnwritable, match=r"preview\.png is a folder"):
+        run_map(tmp_path, small_scene(tmp_path / "s.tif"))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["preview.png"]
+
+
+def test_outputs_that_cannot_be_are_refused(tmp_path):
+    for name in ("x" * 300, "out/\udcff"):
+        with pytest.raises(OutputUnwritable, match="choose another folder"):
+            run_map(tmp_path, small_scene(tmp_path / "s.tif"), name=name)
+
+
+def test_undeclared_absurd_values_are_missing_data_with_a_warning(tmp_path):
+    values = spectra_of(quadrants(30, 20), 5)
+    values[3, 4] = -3.4e38
+    output, summary = run_map(tmp_path, write_tif(tmp_path / "s.tif", values, wavelengths_nm=NM))
+    assert rasterio.open(output / "classes.tif").read(1)[3, 4] == 0
+    assert summary["no_data_pixels"] == 1
+    assert "1 pixels hold values that no sensor measures" in " ".join(summary["warnings"])
+
+
+def test_maps_that_overlap_leave_numpy_as_they_found_it(small_bundles):
+    def threads() -> list[int]:
+        return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+    before = threads()
+    with pipeline.one_blas_thread():
+        with pipeline.one_blas_thread():
+            assert set(threads()) == {1}
+        assert set(threads()) == {1}
+    assert threads() == before
+
+
+@pytest.mark.parametrize("limit_kb", [4, 40, 60])
+def test_a_disk_that_fills_up_is_reported_in_one_line(tmp_path, limit_kb):
+    scene = small_scene(tmp_path / "s.tif", rows=200, cols=120)
+    bundle = write_patch_bundle(tmp_path / "b.onnx")
+
+    def little_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_kb * 1024, limit_kb * 1024))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    command = [sys.executable, "-m", "service.cli", "classify", scene, "-o", tmp_path / "out", "--bundle", bundle]
+    done = subprocess.run(command, preexec_fn=little_room, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("hyperscene: the results cannot be written")
+    assert not (tmp_path / "out").exists()
+
+
+def test_large_rasters_have_the_same_bytes_for_every_strip_height_and_number_of_threads(tmp_path):
+    scene = small_scene(tmp_path / "s.tif", rows=540, cols=300)
+    bundle = load_bundle(write_patch_bundle(tmp_path / "b.onnx"))
+    seen = []
+    for strip_px, threads in ((37, 1), (0, 3)):
+        output = tmp_path / str(strip_px)
+        map_scene(
+            open_scene(scene), bundle, make_engine(bundle, "cpu", threads), output, MapOptions(8, strip_px=strip_px)
+        )
+        seen.append([(output / name).read_bytes() for name in RESULTS[:5]])
+    assert seen[0] == seen[1]

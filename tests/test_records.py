@@ -7,16 +7,17 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import rasterio
+from rasterio.control import GroundControlPoint
 from rasterio.crs import CRS
 from rasterio.transform import Affine, from_origin
 
 from model.bundle import load_bundle
 from service.mapping.engines import make_engine
 from service.mapping.pipeline import MapOptions, map_scene
-from service.mapping.records import pixel_hectares
+from service.mapping.records import pixel_hectares, write_style
 from service.mapping.scenes import open_scene, unplaced_is_fine
-from tests.bundles import write_bundle
-from tests.scenes import UTM, quadrants, spectra_of, write_tif
+from tests.bundles import describe, pixel_graph, write_bundle
+from tests.scenes import GRID, UTM, quadrants, spectra_of, write_tif
 
 NM = np.linspace(450, 900, 5)
 
@@ -120,6 +121,67 @@ def test_the_item_lies_where_the_scene_lies(tmp_path):
         assert (output / asset["href"]).is_file()
     assert item["assets"]["classes"]["classification:classes"][1] == {
         "value": 2,
-        "name": 'a "b" <c>',
+        "name": "2_a-b-c",
+        "title": 'a "b" <c>',
         "color_hint": "1A9850",
     }
+
+
+LOCAL = 'LOCAL_CS["a site",LOCAL_DATUM["unknown",32767],UNIT["metre",1],AXIS["X",EAST],AXIS["Y",NORTH]]'
+
+
+@pytest.mark.parametrize(
+    ("crs", "transform"),
+    [
+        (LOCAL, from_origin(0, 0, 1, 1)),
+        ("EPSG:4326", None),  # pixel numbers are no degrees
+        ("EPSG:32633", None),
+        ("EPSG:4326", from_origin(10, 300, 1, 1)),
+        ('GEOGCS["Moon",DATUM["D_Moon",SPHEROID["Moon",1737400,0]],PRIMEM["R",0],UNIT["Degree",0.0174532925]]', GRID),
+    ],
+)
+def test_a_scene_without_a_place_on_earth_is_mapped_without_footprint(tmp_path, crs, transform):
+    output, _ = make_map(tmp_path, crs=CRS.from_string(crs), transform=transform)
+    assert json.loads((output / "item.json").read_text())["geometry"] is None
+
+
+@pytest.mark.parametrize("crs", ["EPSG:4326", "EPSG:32633"])
+def test_pixel_numbers_are_not_taken_for_coordinates(tmp_path, crs):
+    _, summary = make_map(tmp_path, crs=CRS.from_string(crs), transform=None)
+    assert {entry["hectares"] for entry in summary["classes"]} == {None}
+    assert "no georeference" in " ".join(summary["warnings"])
+
+
+def test_mercator_is_measured_in_metres_on_the_ground(tmp_path):
+    north = rasterio.warp.transform("EPSG:4326", "EPSG:3857", [10], [60])[1][0]
+    path = write_tif(tmp_path / "s.tif", np.ones((1, 1, 3), "float32"), crs=CRS.from_epsg(3857),
+                     transform=from_origin(1_000_000, north, 20, 20))  # fmt: skip
+    assert pixel_hectares(open_scene(path), 0, 1)[0] == pytest.approx(0.04 / 4, rel=1e-3)
+
+
+def place_by_points(places):
+    return [GroundControlPoint(row, col, 380_000 + 30 * col, 5_820_000 - 30 * row) for row, col in places]
+
+
+def test_ground_control_points_give_a_footprint_and_no_areas(tmp_path):
+    points = place_by_points([(0, 0), (0, 31), (40, 0), (40, 31)])
+    output, summary = make_map(tmp_path, transform=None, gcps=points)
+    item = json.loads((output / "item.json").read_text())
+    west, south, east, north = rasterio.warp.transform_bounds(UTM, "EPSG:4326", 380_000, 5_818_800, 380_930, 5_820_000)
+    assert item["bbox"] == pytest.approx([west, south, east, north], abs=1e-4)
+    assert summary["classes"][0]["hectares"] is None
+    with rasterio.open(output / "classes.tif") as raster:
+        assert len(raster.gcps[0]) == 4
+
+
+@pytest.mark.parametrize("places", [[(0, 0)], [(0, 0), (40, 31)], [(0, 0), (10, 10), (20, 20)]])
+def test_points_that_tell_no_place_give_no_footprint(tmp_path, places):
+    output, _ = make_map(tmp_path, transform=None, gcps=place_by_points(places))
+    assert json.loads((output / "item.json").read_text())["geometry"] is None
+
+
+def test_a_style_is_sound_xml_whatever_the_names(tmp_path):
+    manifest = describe(pixel_graph(), class_names=["bell \x07", "tab\tbed", "ok"])
+    write_style(tmp_path / "s.qml", manifest)
+    entries = ElementTree.parse(tmp_path / "s.qml").iter("paletteEntry")
+    assert [entry.get("label") for entry in entries] == ["bell  ", "tab bed", "ok"]

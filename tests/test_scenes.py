@@ -330,3 +330,88 @@ def test_a_file_that_is_no_scene_is_refused(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(SceneUnreadable, match="GeoTIFF, or ENVI"):
         open_scene(path)
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.98])
+def test_a_gzipped_envi_file_that_was_cut_is_refused(tmp_path, kept):
+    path = write_envi(tmp_path / "s.img", VALUES.astype("int16"), "file compression = 1\n")
+    packed = gzip.compress(path.read_bytes())
+    path.write_bytes(packed[: int(kept * len(packed))])
+    with pytest.raises(SceneUnreadable, match="bytes of 336"):
+        open_scene(path)
+
+
+def test_a_header_leads_to_its_own_data_only(tmp_path):
+    other = write_envi(tmp_path / "sc.img", VALUES.astype("int16"))
+    dotted = write_envi(tmp_path / "sc.2013.img", (VALUES + 1).astype("int16"))
+    assert open_scene(tmp_path / "sc.2013.hdr").path == dotted
+    dotted.unlink()
+    with pytest.raises(SceneIncomplete, match=r"add sc\.2013\.img"):
+        open_scene(tmp_path / "sc.2013.hdr")
+    assert open_scene(tmp_path / "sc.hdr").path == other
+
+
+def test_a_header_is_not_given_another_headers_data(tmp_path):
+    mine = write_envi(tmp_path / "a.bsq", VALUES.astype("int16"))
+    own = (tmp_path / "a.hdr").read_text()
+    write_envi(tmp_path / "a.img", (VALUES + 1).astype("int16"))
+    (tmp_path / "a.hdr").rename(tmp_path / "a.img.hdr")
+    (tmp_path / "a.hdr").write_text(own)
+    assert open_scene(tmp_path / "a.hdr").path in (mine, tmp_path / "a.img")
+    assert open_scene(tmp_path / "a.bsq").path == mine
+
+
+def test_data_in_capitals_is_found_by_its_header(tmp_path):
+    path = write_envi(tmp_path / "UP.img", VALUES.astype("int16")).rename(tmp_path / "UP.IMG")
+    assert open_scene(tmp_path / "UP.hdr").path == path
+
+
+def test_header_keys_may_be_in_capitals(tmp_path):
+    path = write_envi(
+        tmp_path / "s.img", VALUES.astype("int16"), "Reflectance Scale Factor = 100\nBBL = {1, 0, 1, 1}\n"
+    )
+    header = path.with_suffix(".hdr")
+    header.write_text(header.read_text().replace("data type", "Data Type").replace("header offset", "Header Offset"))
+    scene = open_scene(path)
+    assert scene.bad_bands == 1
+    np.testing.assert_allclose(read_cube(scene)[0], VALUES[..., [0, 2, 3]] / 100, rtol=1e-6)
+
+
+@pytest.mark.parametrize("suffix", [".msk", ".ovr", ".aux.xml"])
+def test_a_file_beside_the_scene_leads_nowhere(tmp_path, suffix):
+    secret = write_tif(tmp_path / "secret.tif", np.zeros((6, 7), "uint8"))
+    path = write_tif(tmp_path / "s.tif", VALUES.astype("int16"))
+    copy_raster(secret, f"{path}{suffix}", driver="VRT")
+    scene = open_scene(path)
+    assert not scene.has_mask
+    assert read_cube(scene)[1].all()
+
+
+def test_a_byte_band_with_a_wavelength_is_no_alpha(tmp_path):
+    nm = np.array([450.0, 550, 650, 750])
+    values = VALUES.astype("uint8")
+    values[0, 0, 3] = 0
+    scene = open_scene(write_tif(tmp_path / "s.tif", values, wavelengths_nm=nm))
+    cube, valid = read_cube(scene)
+    np.testing.assert_array_equal(cube, values)
+    np.testing.assert_allclose(scene.wavelengths_nm, nm)
+    assert valid.all()
+
+
+@pytest.mark.parametrize("unit", ["Index", "Wavenumber", "GHz", "MHz"])
+def test_units_that_are_no_lengths_give_no_wavelengths(tmp_path, unit):
+    header = f"wavelength units = {unit}\nwavelength = {{500, 600, 700, 800}}\n"
+    assert open_scene(write_envi(tmp_path / "s.img", VALUES.astype("int16"), header)).wavelengths_nm is None
+
+
+def test_values_that_float32_cannot_hold_are_invalid_and_make_no_noise(tmp_path):
+    values = VALUES.astype("float64")
+    values[1, 2, 3] = 1e300
+    _, valid = read_cube(open_scene(write_tif(tmp_path / "s.tif", values, nodata=1e40)))
+    assert np.argwhere(~valid).tolist() == [[1, 2]]
+
+
+def test_paths_that_cannot_be_are_refused(tmp_path):
+    for path in (tmp_path, tmp_path / ("x" * 300 + ".tif"), tmp_path / "no" / "such.tif"):
+        with pytest.raises(SceneUnreadable):
+            open_scene(path)

@@ -18,6 +18,7 @@ from rasterio.warp import transform as transform_points
 from model.spectra import Wavelengths, parse_list, to_nm
 from service.errors import LabelsUnusable, SceneUnusable
 from service.mapping.scenes import open_scene, read_cube
+from service.mapping.view import LARGEST_VALUE
 from training import classes
 from training.arrays import read_array
 from training.polygons import TRANSFORM_ERRORS, rasterise_polygons
@@ -25,7 +26,6 @@ from training.polygons import TRANSFORM_ERRORS, rasterise_polygons
 ARRAY_SUFFIXES = (".mat", ".npy")
 POLYGON_SUFFIXES = (".gpkg", ".geojson", ".json", ".shp")
 UNPLACED = CRS.from_epsg(3857)  # any, where coordinates are compared as they are
-LARGEST_VALUE = 1e30
 RANGE_PIXELS = 20_000  # enough of them to know where a scene's values lie
 # Three corners of a grid may differ by this share of a pixel and still be the same grid.
 GRID_TOLERANCE_PX = 0.1

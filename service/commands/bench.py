@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
-from service.bench import BenchOptions, bench_folder, measure
+from service.bench import STAGES, BenchOptions, bench_folder, measure
 from service.cli import DONE
 from service.commands.options import add_bundle_option, add_engine_options, chosen_bundle
 from service.errors import OptionsUnusable, OutputUnwritable
@@ -38,20 +39,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and write the figures where asked."""
-    if options.rounds < 1 or options.patches < 1:
-        raise OptionsUnusable("--rounds and --patches are counts: give 1 or more")
+    if options.rounds < 1 or options.patches < 1 or not 0 < options.loop_s < math.inf:
+        raise OptionsUnusable("--rounds and --patches are counts, give 1 or more; --loop-s is a time above 0")
+    if options.json is not None and not options.json.parent.is_dir():
+        raise OutputUnwritable(f"there is no folder {options.json.parent} for the figures: make it, or choose another")
     asked = BenchOptions(
         options.device, options.threads, options.batch, options.rounds, options.patches, options.loop_s
     )
     bundle = chosen_bundle(options)
     with bench_folder(options.out) as folder, Progress(0, "steps") as progress:
         document = measure(bundle, asked, folder, progress.advance_of)
+    print(_table(document))
     if options.json is not None:
         try:
             options.json.write_text(json.dumps(document, indent=2) + "\n")
         except OSError as error:
             raise OutputUnwritable(f"{options.json} cannot be written ({error.strerror}): choose another") from error
-    print(_table(document))
     return DONE
 
 
@@ -72,10 +75,9 @@ def _table(document: dict[str, Any]) -> str:
                 f"{label:<44} {rate:>9.0f} {'' if share is None else f'{share:.2f}':>8} "
                 f"{'' if ratio is None else f'{ratio:.2f} x':>8}".rstrip()
             )
-    stages = ("read", "network", "blend", "write", "optimise", "total")
-    lines += ["", f"{'stride':<7} {'pixels/s':>9} {'round the network':>18}  seconds: {', '.join(stages)}"]
+    lines += ["", f"{'stride':<7} {'pixels/s':>9} {'round the network':>18}  seconds: {', '.join(STAGES)}"]
     for stride, figures in document["strides"].items():
-        seconds = "  ".join(f"{figures['seconds'][stage]:.2f}" for stage in stages)
+        seconds = "  ".join(f"{figures['seconds'][stage]:.2f}" for stage in STAGES)
         lines.append(
             f"{stride:<7} {figures['pixels_per_s']:>9.0f} {100 * figures['round_the_network']:>16.1f} %  {seconds}"
         )

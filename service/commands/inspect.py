@@ -12,7 +12,7 @@ from model.bundle import DEMO_BUNDLE, Bundle, load_bundle
 from service.cli import DONE
 from service.errors import BandsMissing
 from service.mapping.scenes import Scene, open_scene
-from service.mapping.view import SceneView, match_scene, sample_pixels, unit_warning, view_scene, whole_view
+from service.mapping.view import SceneView, sample_pixels, unit_warning, view_scene, whole_view
 
 LABEL_WIDTH = 13
 # More samples than this are not all read to count valid pixels; the share is then that of some rows.
@@ -42,8 +42,7 @@ def describe_scene(scene: Scene, bundle: Bundle) -> dict[str, Any]:
     warnings = list(scene.warnings)
     try:
         view = view_scene(scene, bundle.manifest)
-        match = _match_words(scene, bundle)
-        is_mappable = True
+        match, is_mappable = _match_words(view, bundle), True
     except BandsMissing as error:
         view, match, is_mappable = whole_view(scene), f"does not match: {error}", False
     share, is_exact, spectra = _look(view)
@@ -92,7 +91,7 @@ def describe_bundle(bundle: Bundle) -> dict[str, Any]:
         "attention": manifest.attention,
         "head": manifest.head,
         "split": training.get("split"),
-        "recipe": training.get("recipe", {}).get("name"),
+        "recipe": _name_of(training.get("recipe")),
         "seed": training.get("seed"),
         "scores": {name: training.get("scores", {}).get(name) for name in ("oa", "aa", "kappa", "pixels")},
         "sha256": bundle.sha256,
@@ -119,13 +118,17 @@ def _look(view: SceneView) -> tuple[float, bool, Any]:
     return valid / (scene.rows * scene.cols), True, spectra
 
 
-def _match_words(scene: Scene, bundle: Bundle) -> str:
-    match, bands = match_scene(scene, bundle.manifest), bundle.manifest.bands
+def _match_words(view: SceneView, bundle: Bundle) -> str:
+    bands = bundle.manifest.bands
     return {
         "same": f"{bands} bands, the same wavelengths",
-        "resampled": f"{bands} bands, resampled from {len(match.bands)} of the scene's",
+        "resampled": f"{bands} bands, resampled from {len(view.scene.bands)} of the scene's",
         "by count": f"{bands} bands, by their order: the wavelengths are not known",
-    }[match.kind]
+    }[view.match.kind]
+
+
+def _name_of(recipe: Any) -> str | None:
+    return recipe.get("name") if isinstance(recipe, dict) else recipe
 
 
 def _screen(document: dict[str, Any]) -> str:

@@ -94,9 +94,6 @@ class Blender:
     def _add_centers(self, answers: Answers) -> None:
         """One vote a pixel: that of the patch round it."""
         votes = answers.probabilities[answers.is_asked]
-        if votes.ndim == 4:
-            half = self._plan.lattice.half_px
-            votes = votes[:, half, half]
         rows, cols = answers.centers[answers.is_asked].T
         self._add_at(rows, cols, votes, np.ones(len(rows), np.float32))
 

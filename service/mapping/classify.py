@@ -100,10 +100,9 @@ class Classifier:
         lattice, plan = self._plan.lattice, self._plan
         top = group * plan.group_px
         inside = pixels.valid[top - pixels.top : min(top + plan.group_px, lattice.rows) - pixels.top]
-        # Every pixel of a `token` patch answers for itself; there the centre may lie on missing data.
-        may_hold = np.ones_like(inside) if self._manifest.head == "token" else inside
-        centers, _ = lattice.place_centers(may_hold, top)
-        _, is_asked = lattice.place_centers(inside, top)
+        centers, is_asked = lattice.place_centers(inside, top)
+        if self._manifest.head == "token":  # every pixel answers for itself, so the centre may lie on missing data
+            centers, _ = lattice.place_centers(np.ones_like(inside), top)
         calls = []
         for tile in range(plan.tiles):
             cells = slice(tile * plan.tile_cols, (tile + 1) * plan.tile_cols)
@@ -133,6 +132,9 @@ class Classifier:
                 f"{self._engine.provider} gave probabilities that are no numbers: check the scene's values, "
                 "or export the bundle anew"
             )
+        if answer.ndim == 4 and not self._plan.is_voting:  # the centre's token answers for its own pixel
+            half = self._manifest.patch_px // 2
+            answer = answer[:, half, half].copy()
         return answer
 
     def _finish(self, block: Block, groups: list[_PendingGroup]) -> AnsweredBlock:
@@ -140,7 +142,7 @@ class Classifier:
 
     def _gather(self, pending: _PendingGroup) -> Answers:
         plan, manifest = self._plan, self._manifest
-        inner = (manifest.patch_px,) * 2 if manifest.head == "token" else ()
+        inner = (manifest.patch_px,) * 2 if manifest.head == "token" and plan.is_voting else ()
         shape = (*pending.is_asked.shape, *inner, manifest.classes)
         probabilities = np.zeros(shape, np.float32)
         for tile, call in pending.calls:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import sys
 import threading
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
@@ -11,7 +13,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from model.bundle import Bundle, BundleRefused, open_session, replay_check, run_graph
+from model.bundle import Bundle, BundleRefused, import_onnxruntime, open_session, replay_check, run_graph
 from service.errors import NotReady, OptionsUnusable
 from service.mapping.gpu import PROVIDERS, GpuEngine
 
@@ -58,7 +60,7 @@ class CpuEngine:
 
     @property
     def provider(self) -> str:
-        return f"ONNX Runtime {_version('onnxruntime')} {self.session.get_providers()[0]}"
+        return f"ONNX Runtime {import_onnxruntime().__version__} {self.session.get_providers()[0]}"
 
     def probabilities(self, cube: NDArray[np.float32], centers: NDArray[np.int64]) -> NDArray[np.float32]:
         """One call of the graph, in the caller's thread."""
@@ -79,7 +81,7 @@ class OpenVinoEngine:
 
     @property
     def provider(self) -> str:
-        return f"OpenVINO {_version('openvino').split('-')[0]} CPU"
+        return f"OpenVINO {import_openvino().__version__.split('-')[0]} CPU"
 
     def probabilities(self, cube: NDArray[np.float32], centers: NDArray[np.int64]) -> NDArray[np.float32]:
         """One call of the graph, on a stream of its own."""
@@ -92,8 +94,7 @@ class OpenVinoEngine:
         return found
 
     def _compile(self, shape: tuple[int, ...]) -> Any:
-        import openvino
-
+        openvino = import_openvino()
         with self._compiling:
             if shape not in self._compiled:
                 core = openvino.Core()
@@ -146,7 +147,7 @@ def make_engine(bundle: Bundle, device: Device = "auto", threads: int = 0, batch
 
 
 def _open_engine(bundle: Bundle, device: str, threads: int, batch: int) -> Engine:
-    callers = threads or len(os.sched_getaffinity(0))
+    callers = threads or cores()
     engine: Engine
     if device in PROVIDERS:
         engine = GpuEngine.open(bundle, device, batch)
@@ -163,5 +164,14 @@ def _open_engine(bundle: Bundle, device: str, threads: int, batch: int) -> Engin
     return engine
 
 
-def _version(package: str) -> str:
-    return str(importlib.import_module(package).__version__)
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # Linux knows better than the count of all cores
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def import_openvino() -> Any:
+    """OpenVINO without its telemetry, which writes a client id into the home folder and looks up a host on import."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    return importlib.import_module("openvino")

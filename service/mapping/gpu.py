@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.bundle import Bundle
+from model.bundle import Bundle, import_onnxruntime
 from service.errors import InferenceFailed, NotReady
 
 GPU_BATCH = 256
@@ -21,9 +21,7 @@ OUT_OF_MEMORY = ("out of memory", "failed to allocate memory", "alloc_failed", "
 
 def gpu_providers() -> list[str]:
     """The providers that the installed ONNX Runtime was built with."""
-    import onnxruntime
-
-    return list(onnxruntime.get_available_providers())
+    return list(import_onnxruntime().get_available_providers())
 
 
 @dataclass
@@ -43,8 +41,7 @@ class GpuEngine:
     @classmethod
     def open(cls, bundle: Bundle, device: str, batch: int = 0) -> GpuEngine:
         """A session on the asked-for device, or the reason why there is none."""
-        import onnxruntime
-
+        onnxruntime = import_onnxruntime()
         wanted = PROVIDERS[device]
         if wanted not in gpu_providers():
             raise NotReady(
@@ -67,9 +64,7 @@ class GpuEngine:
 
     @property
     def provider(self) -> str:
-        import onnxruntime
-
-        return f"ONNX Runtime {onnxruntime.__version__} {self.session.get_providers()[0]}"
+        return f"ONNX Runtime {import_onnxruntime().__version__} {self.session.get_providers()[0]}"
 
     def probabilities(self, cube: NDArray[np.float32], centers: NDArray[np.int64]) -> NDArray[np.float32]:
         """Answers for all centres, in as many calls of one shape as memory asks for."""

@@ -29,6 +29,7 @@ from service.mapping.rasters import (
     MapWriter,
     ProbabilityType,
     optimise,
+    unwritten,
 )
 from service.mapping.records import Tally, make_item, make_summary, write_json, write_preview, write_style
 from service.mapping.scenes import Scene
@@ -72,7 +73,9 @@ class MapOptions:
             )
         if self.strip_px < 0:
             raise OptionsUnusable(f"a strip's height must be 1 pixel or more, not {self.strip_px}")
-        strip_px = self.strip_px or _strip_px(cols * manifest.bands * 4)
+        # A `token` patch has a vote for each of its pixels, so many for every cell of the lattice.
+        votes = (manifest.patch_px // stride_px) ** 2 if manifest.head == "token" and self.blend != "none" else 1
+        strip_px = self.strip_px or _strip_px(cols * 4 * (manifest.bands + votes * manifest.classes))
         return MapOptions(stride_px, self.blend, self.probability_type, strip_px)
 
 
@@ -92,9 +95,10 @@ def map_scene(
     options = options.settled(manifest, scene.cols)
     plan = plan_scene(scene.rows, scene.cols, manifest, options, engine.batch)
     warnings = [*scene.warnings, *_band_warnings(view, manifest)]
+    _require_own_place(scene, output)
     with _workplace(output, scene, manifest, options) as folder:
         tally = Tally(scene, manifest)
-        with view.open() as pixels:
+        with clock.stage("read"), view.open() as pixels:
             unusual = unit_warning(sample_pixels(pixels, scene.rows)[0], manifest)
             warnings += [unusual] if unusual else []
         mapper = StripMapper(engine, manifest, plan, options.blend, clock, report, cancelled)
@@ -103,7 +107,7 @@ def map_scene(
                 with clock.stage("write"):
                     writer.write(strip)
                     tally.add(strip)
-        warnings += tally.warnings()
+        warnings += [*mapper.warnings(), *tally.warnings()]
         with clock.stage("optimise"):
             for name in RASTERS:
                 _until_cancelled(cancelled, optimise, folder, name, engine.callers)
@@ -113,9 +117,17 @@ def map_scene(
         summary |= {"patches": mapper.patches, "seconds": _rounded(clock.seconds, time.perf_counter() - began)}
         write_json(folder / "summary.json", summary)
         write_json(folder / "item.json", make_item(scene, bundle, output.name))
+        move_results(folder, output)
+    return summary
+
+
+def move_results(folder: Path, output: Path) -> None:
+    """Put whole results in place of what may lie there."""
+    try:
         for name in RESULTS:
             (folder / name).replace(output / name)
-    return summary
+    except OSError as error:
+        raise unwritten(error) from error
 
 
 def plan_scene(rows: int, cols: int, manifest: Manifest, options: MapOptions, batch: int) -> Plan:
@@ -145,7 +157,15 @@ class StripMapper:
         self._clock = clock or StageClock()
         self._report: Report = report or (lambda done, total: None)
         self._stop = Stop(cancelled)
+        self._absurd_pixels = 0
         self.patches = 0
+
+    def warnings(self) -> list[str]:
+        """What a person should hear about the pixels, once they are mapped."""
+        if not self._absurd_pixels:
+            return []
+        told = f"{self._absurd_pixels} pixels hold values that no sensor measures and were taken for missing data"
+        return [f"{told}: declare them as the file's no-data value"]
 
     def map_view(self, view: SceneView, strips: Sequence[Strip]) -> Generator[MappedStrip, None, None]:
         """Consecutive strips of a scene on disk; the file is opened and read by a thread of its own."""
@@ -153,6 +173,7 @@ class StripMapper:
         def blocks() -> Generator[Block, None, None]:
             with view.open() as pixels:
                 yield from self._read(pixels, strips)
+                self._absurd_pixels += pixels.absurd_pixels
 
         return self._map(blocks(), strips)
 
@@ -163,8 +184,7 @@ class StripMapper:
     def _map(self, blocks: Generator[Block, None, None], strips: Sequence[Strip]) -> Generator[MappedStrip, None, None]:
         classifier = Classifier(self._engine, self._manifest, self._plan, self._clock, self._report, self._stop)
         answered = ahead(classifier.classify(ahead(blocks, self._stop)), self._stop)
-        # One thread for numpy's products: more would take the network's cores, and could round differently.
-        with threadpool_limits(1, user_api="blas"):
+        with one_blas_thread():
             mapped = ahead(self._blend_blocks(answered, strips[0].top), self._stop)
             try:
                 for strip in mapped:
@@ -204,6 +224,29 @@ class StripMapper:
             answered.close()
 
 
+_blas_lock = threading.Lock()
+_blas_users = 0
+_blas_limits: threadpool_limits | None = None
+
+
+@contextmanager
+def one_blas_thread() -> Generator[None, None, None]:
+    """One thread for numpy's products while any map is made: more would take the network's cores, and may round
+    differently. The limit is the process's, so the first map sets it and the last one lifts it."""
+    global _blas_users, _blas_limits
+    with _blas_lock:
+        if _blas_users == 0:
+            _blas_limits = threadpool_limits(1, user_api="blas")
+        _blas_users += 1
+    try:
+        yield
+    finally:
+        with _blas_lock:
+            _blas_users -= 1
+            if _blas_users == 0 and _blas_limits is not None:
+                _blas_limits.restore_original_limits()
+
+
 def _strip_px(row_bytes: int) -> int:
     """Rows of a strip that keep to STRIP_BYTES: 16 to 128, so that small scenes have strips to overlap, too."""
     return int(np.clip(STRIP_BYTES // row_bytes // 16 * 16, 16, 128))
@@ -215,20 +258,36 @@ def _band_warnings(view: SceneView, manifest: Manifest) -> list[str]:
     return []
 
 
+def _require_own_place(scene: Scene, output: Path) -> None:
+    """No result may land on the scene itself, or on a folder; and GDAL writes no name that is not UTF-8."""
+    if not str(output).isprintable():
+        raise OutputUnwritable(f"{str(output)!r} holds letters that cannot be printed: choose another folder")
+    for target in (output / name for name in RESULTS):
+        try:
+            if target.is_dir():
+                raise OutputUnwritable(f"{target} is a folder: remove it, or choose another output folder")
+            if target.exists() and target.samefile(scene.path):
+                raise OutputUnwritable(f"{target} is the scene itself and would be overwritten: choose another folder")
+        except OSError as error:
+            raise _unusable(output, error) from error
+
+
+def _unusable(output: Path, error: OSError) -> OutputUnwritable:
+    return OutputUnwritable(f"{output} cannot be written ({error.strerror}): choose another folder")
+
+
 @contextmanager
 def _workplace(output: Path, scene: Scene, manifest: Manifest, options: MapOptions) -> Generator[Path, None, None]:
     """A folder inside `output` that is gone afterwards, whatever happens; results are moved out of it when whole."""
-    was_there = output.exists()
     try:
+        was_there = output.exists()
         output.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=output))
     except OSError as error:
-        raise OutputUnwritable(f"{output} cannot be written ({error.strerror}): choose another folder") from error
+        raise _unusable(output, error) from error
     try:
         _require_space(folder, scene, manifest, options)
         yield folder
-    except OSError as error:
-        raise OutputUnwritable(f"{output} cannot be written ({error.strerror}): free the disk") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if not was_there and not any(output.iterdir()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -10,14 +11,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 import rasterio
 from numpy.typing import NDArray
+from rasterio.crs import CRS
 from rasterio.enums import ColorInterp
-from rasterio.errors import RasterioError
 from rasterio.shutil import copy as copy_raster
 from rasterio.windows import Window
 
 from model.bundle import Manifest
 from service.errors import OutputUnwritable
-from service.mapping.scenes import CACHE_BYTES, Scene, unplaced_is_fine
+from service.mapping.scenes import CACHE_BYTES, GDAL_ERRORS, Scene, unplaced_is_fine
 
 ProbabilityType = Literal["uint8", "float32"]
 PROBABILITY_TYPES: tuple[ProbabilityType, ...] = get_args(ProbabilityType)
@@ -59,27 +60,31 @@ class MapWriter:
         self._scene = scene
         self._manifest = manifest
         self._type = probability_type
-        self._env = rasterio.Env(**GDAL_ENV)
+        self._open_things = ExitStack()
         self._files: dict[str, Any] = {}
 
     def __enter__(self) -> MapWriter:
-        self._env.__enter__()
+        with self._open_things as things:  # closed at once where something goes wrong before the end
+            things.enter_context(rasterio.Env(**GDAL_ENV))
+            self._create()
+            self._describe()
+            self._open_things = things.pop_all()
+        return self
+
+    def _create(self) -> None:
         class_type = "uint8" if self._manifest.classes < 256 else "uint16"
         nodata = BYTE_NODATA if self._type == "uint8" else float("nan")
         self._open("classes.tif", 1, class_type, 0)
         self._open("probabilities.tif", self._manifest.classes, self._type, nodata)
         self._open("confidence.tif", 1, self._type, nodata)
-        self._describe()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            for file in self._files.values():
-                file.close()
-        finally:
-            self._env.__exit__(kind, error, trace)
+        self._open_things.close()
+        if error is None:
+            for name, file in self._files.items():
+                self._require_whole(name, file)
 
     def write(self, strip: MappedStrip) -> None:
         """Put a strip in its place."""
@@ -92,20 +97,27 @@ class MapWriter:
             self._files["classes.tif"].write(classes, 1, window=window)
             self._files["probabilities.tif"].write(probabilities, window=window)
             self._files["confidence.tif"].write(confidence, 1, window=window)
-        except RasterioError as error:
-            raise OutputUnwritable(f"{self._folder} cannot be written ({error}): free the disk") from error
+        except GDAL_ERRORS as error:
+            raise unwritten(error) from error
+
+    def _require_whole(self, name: str, file: Any) -> None:
+        """rasterio closes a file on a full disk without a word."""
+        least = file.count * file.height * file.width * np.dtype(file.dtypes[0]).itemsize
+        if plain_name(self._folder, name).stat().st_size < least:
+            raise OutputUnwritable("the results cannot be written: the disk is full; free it, or choose another folder")
 
     def _open(self, name: str, bands: int, dtype: str, nodata: float) -> None:
         scene = self._scene
         place: dict[str, Any] = {"crs": scene.crs, "transform": scene.transform}
         if scene.gcps:
-            place = {"crs": scene.crs, "gcps": list(scene.gcps)}
+            place = {"crs": scene.crs or CRS(), "gcps": list(scene.gcps)}
         # Plain strips, since they are written once and read once; blocks and compression come with the copy.
         with unplaced_is_fine():
-            self._files[name] = rasterio.open(
+            file = rasterio.open(
                 plain_name(self._folder, name), "w", driver="GTiff", height=scene.rows, width=scene.cols, count=bands,
                 dtype=dtype, nodata=nodata, interleave="pixel", bigtiff="if_safer", photometric="minisblack", **place,
             )  # fmt: skip
+        self._files[name] = self._open_things.enter_context(file)
 
     def _describe(self) -> None:
         """Names, colours and scales, while the headers can still take them."""
@@ -147,9 +159,15 @@ def optimise(folder: Path, name: str, threads: int) -> None:
                 plain, folder / name, driver="COG", compress="DEFLATE", blocksize=256, bigtiff="IF_SAFER",
                 overview_resampling=resampling, num_threads=threads, strict=True,
             )  # fmt: skip
-    except RasterioError as error:
-        raise OutputUnwritable(f"{folder} cannot be written ({error}): free the disk") from error
+    except GDAL_ERRORS as error:
+        raise unwritten(error) from error
     plain.unlink()
+
+
+def unwritten(error: BaseException) -> OutputUnwritable:
+    """What to say where a file of the results cannot be written."""
+    reason = getattr(error, "strerror", None) or error
+    return OutputUnwritable(f"the results cannot be written ({reason}): free the disk, or choose another folder")
 
 
 def rgb(color: str) -> tuple[int, int, int]:

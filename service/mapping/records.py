@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -14,14 +15,14 @@ import numpy as np
 import rasterio
 from numpy.typing import NDArray
 from rasterio.enums import Resampling
-from rasterio.errors import RasterioError
 from rasterio.transform import from_gcps
+from rasterio.warp import transform as transform_points
 from rasterio.warp import transform_geom
 
 from model.bundle import Bundle, Manifest
 from service.mapping.engines import Engine
-from service.mapping.rasters import GDAL_ENV, MappedStrip
-from service.mapping.scenes import Scene, unplaced_is_fine
+from service.mapping.rasters import GDAL_ENV, MappedStrip, unwritten
+from service.mapping.scenes import GDAL_ERRORS, Scene, unplaced_is_fine
 
 PREVIEW_PX = 1024
 # WGS 84: the equator's radius, and the square of the eccentricity.
@@ -63,21 +64,39 @@ class Tally:
 
 def pixel_hectares(scene: Scene, top: int, bottom: int) -> NDArray[np.float64] | None:
     """The area of a pixel in each of the rows top..bottom; None where the scene does not say."""
-    if scene.crs is None or scene.gcps:
+    if scene.crs is None or scene.gcps or not scene.is_georeferenced:
         return None
     square_units = abs(scene.transform.determinant)
+    # Of the middle column: rows of a scene hardly change their latitude.
+    places = [scene.transform @ (scene.cols / 2, row + 0.5) for row in range(top, bottom)]
     if scene.crs.is_projected:
         metres = float(scene.crs.linear_units_factor[1])
-        return np.full(bottom - top, square_units * metres**2 / 10_000)
-    if not scene.crs.is_geographic:
+        area = np.full(bottom - top, square_units * metres**2 / 10_000)
+        # Mercator's metres are those of the equator; other projections in use for images are true to a few parts in
+        # a thousand.
+        return area * _mercator_shrinkage(scene, places) if scene.crs.to_dict().get("proj") == "merc" else area
+    latitude = np.radians([place[1] for place in places])
+    if not scene.crs.is_geographic or np.abs(latitude).max() > math.pi / 2:
         return None
-    degree = math.radians(1)  # of the middle column: rows of a scene hardly change their latitude
-    middle = scene.cols / 2
-    latitude = np.radians([(scene.transform @ (middle, row + 0.5))[1] for row in range(top, bottom)])
+    degree = math.radians(1)
     flattened = 1 - ECCENTRICITY_2 * np.sin(latitude) ** 2
     square_m = RADIUS_M**2 * (1 - ECCENTRICITY_2) / flattened**2 * np.cos(latitude) * degree**2
-    area: NDArray[np.float64] = square_units * square_m / 10_000
-    return area
+    hectares: NDArray[np.float64] = square_units * square_m / 10_000
+    return hectares
+
+
+def _mercator_shrinkage(scene: Scene, places: list[tuple[float, float]]) -> NDArray[np.float64]:
+    _, latitudes = transform_points(scene.crs, "EPSG:4326", *zip(*places, strict=True))
+    shrinkage: NDArray[np.float64] = np.cos(np.radians(latitudes)) ** 2
+    return shrinkage
+
+
+def legend(manifest: Manifest) -> list[tuple[int, str, str]]:
+    """Value, name and colour of every class."""
+    return [
+        (value, name, color)
+        for value, (name, color) in enumerate(zip(manifest.class_names, manifest.class_colors, strict=True), start=1)
+    ]
 
 
 def make_summary(
@@ -95,7 +114,7 @@ def make_summary(
             "share": round(float(tally.pixels[value] / total), 6),
             "hectares": None if tally.hectares is None else round(float(tally.hectares[value]), 4),
         }
-        for value, (name, color) in enumerate(zip(manifest.class_names, manifest.class_colors, strict=True), start=1)
+        for value, name, color in legend(manifest)
     ]
     return {
         "scene": {"name": scene.path.name, "rows": scene.rows, "cols": scene.cols, "bands": len(scene.bands)},
@@ -116,16 +135,25 @@ def make_summary(
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """A document as people and programs like it."""
-    path.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    _write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        # A file's name may hold bytes that are no letters; JSON and XML may not.
+        path.write_bytes(text.encode("utf-8", errors="replace"))
+    except OSError as error:
+        raise unwritten(error) from error
 
 
 def write_style(path: Path, manifest: Manifest) -> None:
     """A QGIS style: QGIS takes it up by itself, since it lies beside classes.tif under the same name."""
     entries = "\n".join(
-        f'        <paletteEntry value="{value}" color="{color}" alpha="255" label={quoteattr(name)}/>'
-        for value, (name, color) in enumerate(zip(manifest.class_names, manifest.class_colors, strict=True), start=1)
+        f'        <paletteEntry value="{value}" color="{color}" alpha="255" label={quoteattr(_printable(name))}/>'
+        for value, name, color in legend(manifest)
     )
-    path.write_text(
+    _write_text(
+        path,
         f"""<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>
 <qgis version="3.28" styleCategories="Symbology">
   <pipe>
@@ -139,12 +167,18 @@ def write_style(path: Path, manifest: Manifest) -> None:
   <blendMode>0</blendMode>
 </qgis>
 """,
-        encoding="utf-8",
     )
 
 
 def write_preview(path: Path, classes: Path) -> None:
     """The class map in its colours, at most PREVIEW_PX on its longer side; clear where there is no data."""
+    try:
+        _write_picture(path, classes)
+    except GDAL_ERRORS as error:
+        raise unwritten(error) from error
+
+
+def _write_picture(path: Path, classes: Path) -> None:
     with rasterio.Env(**GDAL_ENV), unplaced_is_fine():
         with rasterio.open(classes, driver="GTiff") as raster:
             shrink = max(1.0, max(raster.shape) / PREVIEW_PX)
@@ -178,7 +212,10 @@ def make_item(scene: Scene, bundle: Bundle, name: str) -> dict[str, Any]:
     item: dict[str, Any] = {
         "type": "Feature",
         "stac_version": "1.1.0",
-        "stac_extensions": ["https://stac-extensions.github.io/projection/v2.0.0/schema.json"],
+        "stac_extensions": [
+            "https://stac-extensions.github.io/projection/v2.0.0/schema.json",
+            "https://stac-extensions.github.io/classification/v2.0.0/schema.json",
+        ],
         "id": name or scene.path.stem,
         "geometry": footprint,
         "properties": properties,
@@ -191,11 +228,21 @@ def make_item(scene: Scene, bundle: Bundle, name: str) -> dict[str, Any]:
     return item
 
 
+def _slug(name: str) -> str:
+    return re.sub("[^0-9A-Za-z]+", "-", name).strip("-").lower() or "class"
+
+
+def _printable(name: str) -> str:
+    """Without the control characters that XML cannot hold."""
+    return "".join(letter if letter.isprintable() else " " for letter in name)
+
+
 def _assets(manifest: Manifest) -> dict[str, Any]:
     cog = "image/tiff; application=geotiff; profile=cloud-optimized"
-    legend = [
-        {"value": value, "name": name, "color_hint": color[1:].upper()}
-        for value, (name, color) in enumerate(zip(manifest.class_names, manifest.class_colors, strict=True), start=1)
+    classes = [
+        # The extension's names are for programs; people read the title.
+        {"value": value, "name": f"{value}_{_slug(name)}", "title": name, "color_hint": color[1:].upper()}
+        for value, name, color in legend(manifest)
     ]
     described = {
         "classes": ("classes.tif", cog, "Class map", "data"),
@@ -209,21 +256,27 @@ def _assets(manifest: Manifest) -> dict[str, Any]:
         key: {"href": f"./{href}", "type": kind, "title": title, "roles": [role]}
         for key, (href, kind, title, role) in described.items()
     }
-    assets["classes"]["classification:classes"] = legend
+    assets["classes"]["classification:classes"] = classes
     return assets
 
 
 def _footprint(scene: Scene) -> dict[str, Any] | None:
-    """The scene's outline in longitude and latitude."""
-    if scene.crs is None:
+    """The scene's outline in longitude and latitude; None where it has no place on Earth."""
+    if scene.crs is None or not scene.is_georeferenced or (scene.gcps and not _span_a_plane(scene)):
         return None
     transform = from_gcps(list(scene.gcps)) if scene.gcps else scene.transform
     corners = [(0, 0), (0, scene.rows), (scene.cols, scene.rows), (scene.cols, 0), (0, 0)]
     ring = [transform @ corner for corner in corners]
     try:
         outline = transform_geom(scene.crs, "EPSG:4326", {"type": "Polygon", "coordinates": [ring]}, precision=7)
-    except RasterioError:  # a local system that is tied to no place
+    except GDAL_ERRORS:  # a local system, or that of another planet
         return None
-    if not np.isfinite(outline["coordinates"][0]).all():
+    if not (np.abs(outline["coordinates"][0]) <= (180, 90)).all():  # not finite, or nowhere
         return None
     return {"type": "Polygon", "coordinates": [[list(map(float, point)) for point in outline["coordinates"][0]]]}
+
+
+def _span_a_plane(scene: Scene) -> bool:
+    """Whether the ground control points tell rows from columns."""
+    places = np.array([(point.row, point.col) for point in scene.gcps])
+    return len(places) >= 3 and bool(np.linalg.matrix_rank(places - places[0]) == 2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import warnings as python_warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import rasterio
 from numpy.typing import NDArray
+from rasterio._err import CPLE_BaseError
 from rasterio.control import GroundControlPoint
 from rasterio.crs import CRS
 from rasterio.enums import ColorInterp, MaskFlags
@@ -26,7 +29,9 @@ from service.mapping.tiff import expected_bytes
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # classic and BigTIFF, both byte orders
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
-ENVI_ITEM_BYTES = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 9: 16, 12: 2, 13: 4, 14: 8, 15: 8}
+# What GDAL raises through rasterio: some of its errors are let through as they are.
+GDAL_ERRORS = (RasterioError, CPLE_BaseError)
+ENVI_SUFFIXES = (".img", ".bsq", ".bil", ".bip", ".dat", ".raw")
 FORMATS = "GeoTIFF, or ENVI (a data file and its .hdr)"
 # Blocks of a tiled file are met again by the next strip: enough for a row of them in most scenes, and a bound.
 CACHE_BYTES = 192 << 20
@@ -52,12 +57,11 @@ class Scene:
     crs: CRS | None
     transform: Affine
     gcps: tuple[GroundControlPoint, ...]  # in `crs`, where the file has points instead of a transform
-    block_rows: int  # rows that are read at once whatever is asked for
     warnings: tuple[str, ...]
 
     @property
     def is_georeferenced(self) -> bool:
-        return self.crs is not None or self.transform != Affine.identity()
+        return bool(self.gcps) or self.transform != Affine.identity()
 
     def narrowed(self, places: NDArray[np.int64]) -> Scene:
         """The same scene with the bands at `places` only."""
@@ -78,9 +82,9 @@ def open_scene(path: Path) -> Scene:
     if driver == "GTiff":
         _check_tail(path)
     try:
-        with _opened(path, driver) as dataset:
+        with _opened(path, driver) as dataset, np.errstate(over="ignore"):
             return _understand(path, driver, dataset)
-    except RasterioError as error:
+    except GDAL_ERRORS as error:
         raise SceneUnreadable(f"{path.name} cannot be read as {driver}: {error}; send {FORMATS}") from error
     except ValueError as error:  # numbers or letters in a header that are none
         raise SceneUnreadable(f"the header of {path.name} cannot be understood ({error}): mend it") from error
@@ -101,7 +105,7 @@ def open_pixels(scene: Scene) -> Iterator[ScenePixels]:
     try:
         with _opened(scene.path, scene.driver) as dataset:
             yield ScenePixels(scene, dataset)
-    except RasterioError as error:
+    except GDAL_ERRORS as error:
         raise SceneUnreadable(f"{scene.path.name} is cut short or damaged: {error}; copy it again") from error
 
 
@@ -122,20 +126,26 @@ class ScenePixels:
         if scene.has_mask:
             valid &= self._dataset.dataset_mask(window=window) > 0
         cube = np.empty((*valid.shape, len(raw)), np.float32)
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and so invalid
+            self._fill(cube, raw)
+        if raw.dtype.kind == "f":
+            valid &= np.isfinite(cube).all(axis=-1)
+        return cube, valid
+
+    def _fill(self, cube: NDArray[np.float32], raw: NDArray[Any]) -> None:
         for row in range(len(cube)):  # a row at a time stays in the cache while it is turned, converted and scaled
             cube[row] = raw[:, row].T
             if not self._is_plain:
                 cube[row] *= self._scales
                 cube[row] += self._offsets
-        if raw.dtype.kind == "f":
-            valid &= np.isfinite(cube).all(axis=-1)
-        return cube, valid
 
 
 @contextmanager
 def _opened(path: Path, driver: str) -> Iterator[Any]:
-    # Without PAM, a .aux.xml beside the file can change nothing of what is read.
-    with rasterio.Env(GDAL_PAM_ENABLED="NO", GDAL_CACHEMAX=CACHE_BYTES):
+    # Nothing beside a scene changes what is read: no .aux.xml (PAM), and for a TIFF no mask, overview or world file
+    # either, since each of them may be a VRT that leads to other files. ENVI needs its folder to find the header.
+    siblings = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR"} if driver == "GTiff" else {}
+    with rasterio.Env(GDAL_PAM_ENABLED="NO", GDAL_CACHEMAX=CACHE_BYTES, **siblings):
         with unplaced_is_fine():
             dataset = rasterio.open(path, driver=driver)
         with dataset:
@@ -164,52 +174,67 @@ def _is_nodata(raw: NDArray[Any], nodata: tuple[float | None, ...]) -> NDArray[n
 
 def _locate(path: Path) -> tuple[Path, str]:
     """The data file and the driver that its content asks for."""
-    if path.is_dir():
-        raise SceneUnreadable(f"{path} is a folder: give the path of {FORMATS}")
-    if not path.is_file():
-        raise SceneUnreadable(f"there is no file {path}: give the path of {FORMATS}")
     try:
-        with path.open("rb") as file:
-            start = file.read(8)
+        if path.is_dir():
+            raise SceneUnreadable(f"{path} is a folder: give the path of {FORMATS}")
+        start = _start_of(path)
+        if start in TIFF_MAGIC:
+            return path, "GTiff"
+        if start == b"ENVI":
+            return _data_of(path), "ENVI"
+        if _header_of(path) is not None:
+            return path, "ENVI"
+    except FileNotFoundError as error:
+        raise SceneUnreadable(f"there is no file {path}: give the path of {FORMATS}") from error
     except OSError as error:
-        raise SceneUnreadable(f"{path} cannot be read ({error.strerror}): check its permissions") from error
-    if start[:4] in TIFF_MAGIC:
-        return path, "GTiff"
-    if start[:4] == b"ENVI":
-        return _data_of(path), "ENVI"
-    if _header_of(path) is not None:
-        return path, "ENVI"
-    if path.suffix.lower() in (".img", ".bsq", ".bil", ".bip", ".dat", ".raw"):
+        raise SceneUnreadable(f"{path} cannot be read ({error.strerror}): check its name and permissions") from error
+    if path.suffix.lower() in ENVI_SUFFIXES:
         raise SceneIncomplete(f"{path.name} has no ENVI header beside it: add {path.with_suffix('.hdr').name}")
     raise SceneUnreadable(f"{path.name} is neither: send {FORMATS}")
 
 
+def _start_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(4)
+
+
 def _header_of(path: Path) -> Path | None:
+    """The header that GDAL takes for a data file: named after its stem, or after all of its name."""
     names = (path.stem + ".hdr", path.stem + ".HDR", path.name + ".hdr", path.name + ".HDR")
     for header in map(path.with_name, names):
-        if header.is_file() and header.read_bytes()[:4] == b"ENVI":
+        if header.is_file() and _start_of(header) == b"ENVI":
             return header
     return None
 
 
 def _data_of(header: Path) -> Path:
-    stem = header.with_suffix("")
-    candidates = [stem, *(stem.with_suffix(suffix) for suffix in (".img", ".bsq", ".bil", ".bip", ".dat", ".raw"))]
-    for candidate in candidates:
-        if candidate.is_file() and candidate != header:
+    """The data file beside a header; one that belongs to another header does not count."""
+    stem = header.name[: -len(header.suffix)] if header.suffix else header.name
+    names = {stem.lower(), *(stem.lower() + suffix for suffix in ENVI_SUFFIXES)}
+    for candidate in sorted(header.parent.iterdir()):
+        is_named_so = candidate.name.lower() in names and candidate != header
+        if is_named_so and candidate.is_file() and _header_of(candidate) == header:
             return candidate
-    raise SceneIncomplete(f"{header.name} is an ENVI header without its data: add {stem.with_suffix('.img').name}")
+    raise SceneIncomplete(f"{header.name} is an ENVI header without its data: add {stem}.img")
 
 
 def _understand(path: Path, driver: str, dataset: Any) -> Scene:
     dtype = str(dataset.dtypes[0])
     if any(kind not in DTYPES for kind in dataset.dtypes):
         raise DtypeUnsupported(f"{path.name} holds {dtype} samples; real numbers are needed: {', '.join(DTYPES)}")
-    header = dataset.tags(ns="ENVI") if driver == "ENVI" else {}
+    # ENVI's keys may be in capitals, which GDAL reads and leaves as they are.
+    header = {key.lower(): text for key, text in dataset.tags(ns="ENVI").items()} if driver == "ENVI" else {}
     if driver == "ENVI":
         _check_size(path, dataset, header)
-    colors = dataset.colorinterp
-    candidates = [band for band in dataset.indexes if colors[band - 1] != ColorInterp.alpha]
+    # GDAL takes the fourth of four byte bands for their alpha, which a band with a wavelength is not.
+    masks = [
+        band
+        for band, meaning in zip(dataset.indexes, dataset.colorinterp, strict=True)
+        if meaning == ColorInterp.alpha and "wavelength" not in dataset.tags(band)
+    ]
+    candidates = [band for band in dataset.indexes if band not in masks]
+    has_own_mask = MaskFlags.per_dataset in dataset.mask_flag_enums[0]
+    has_alpha = MaskFlags.alpha in dataset.mask_flag_enums[0]
     listed = {name: _listed(dataset, header, name) for name in ("bbl", "wavelength", "fwhm")}
     warnings = [
         f"{name} lists {len(numbers)} values for {dataset.count} bands and was ignored"
@@ -218,13 +243,15 @@ def _understand(path: Path, driver: str, dataset: Any) -> Scene:
     ]
     bad_flags = listed["bbl"] if len(listed["bbl"]) == dataset.count else [1.0] * dataset.count
     good = [band for band in candidates if bad_flags[band - 1]]
+    if not candidates:
+        raise SceneUnreadable(f"{path.name} holds a mask and no band: send {FORMATS}")
     if not good:
         raise SceneUnreadable(f"the header of {path.name} marks every band as bad (bbl): mend it")
-    wavelengths_nm, fwhm_nm = _wavelengths(dataset, listed["fwhm"], good)
+    wavelengths_nm, fwhm_nm = _wavelengths(dataset, header, listed["fwhm"], good)
     factor = _reflectance_factor(header)
     gcps, gcps_crs = dataset.gcps
     crs = dataset.crs or gcps_crs
-    if crs is None and dataset.transform == Affine.identity():
+    if not gcps and dataset.transform == Affine.identity():
         warnings.append("the scene has no georeference, so its map has none")
     elif crs is None:
         warnings.append("the scene has no coordinate reference system; its transform is kept")
@@ -241,24 +268,34 @@ def _understand(path: Path, driver: str, dataset: Any) -> Scene:
         scales=np.array([dataset.scales[band - 1] for band in good]) / factor,
         offsets=np.array([dataset.offsets[band - 1] for band in good]) / factor,
         nodata=tuple(dataset.nodatavals[band - 1] for band in good),
-        has_mask=MaskFlags.per_dataset in dataset.mask_flag_enums[0],
+        has_mask=has_own_mask and (bool(masks) or not has_alpha),
         crs=crs,
         transform=dataset.transform,
         gcps=tuple(gcps),
-        block_rows=dataset.block_shapes[0][0],
         warnings=tuple(warnings),
     )
 
 
 def _check_size(path: Path, dataset: Any, header: dict[str, str]) -> None:
     """GDAL reads zeros where an ENVI file ends too early; count its bytes instead."""
-    if header.get("file_compression", "0").strip() == "1":
-        return
-    item_bytes = ENVI_ITEM_BYTES[int(header["data_type"])]
+    item_bytes = np.dtype(dataset.dtypes[0]).itemsize
     expected = int(header.get("header_offset", "0")) + dataset.width * dataset.height * dataset.count * item_bytes
-    found = path.stat().st_size
+    is_packed = header.get("file_compression", "0").strip() == "1"
+    found = _unpacked_bytes(path) if is_packed else path.stat().st_size
     if found < expected:
         raise SceneUnreadable(f"{path.name} is cut short: {found} bytes of {expected}; copy it again")
+
+
+def _unpacked_bytes(path: Path) -> int:
+    """How many bytes a gzip file holds, read to its end; what is cut or damaged does not count."""
+    found = 0
+    with gzip.open(path) as file:
+        try:
+            while part := file.read(1 << 20):
+                found += len(part)
+        except (EOFError, gzip.BadGzipFile, zlib.error):
+            return found
+    return found
 
 
 def _check_tail(path: Path) -> None:
@@ -272,11 +309,13 @@ def _listed(dataset: Any, header: dict[str, str], name: str) -> list[float]:
     return parse_list(header.get(name) or dataset.tags().get(name) or "")
 
 
-def _wavelengths(dataset: Any, fwhm: list[float], good: list[int]) -> tuple[Wavelengths | None, Wavelengths | None]:
+def _wavelengths(
+    dataset: Any, header: dict[str, str], fwhm: list[float], good: list[int]
+) -> tuple[Wavelengths | None, Wavelengths | None]:
     """Band tags are exact; GDAL's IMAGERY domain is rounded to 1 nm; band names come last."""
     tags = [dataset.tags(band) for band in good]
     imagery = [dataset.tags(band, ns="IMAGERY") for band in good]
-    unit = tags[0].get("wavelength_units") if tags else None
+    unit = tags[0].get("wavelength_units") or header.get("wavelength_units")  # GDAL drops `Index` from the tags
     fwhm_nm = None
     if all("FWHM_UM" in tag for tag in imagery):
         fwhm_nm = to_nm([float(tag["FWHM_UM"]) for tag in imagery], "um")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ TYPE_BYTES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)
 TYPE_CODES = {1: "u1", 3: "u2", 4: "u4", 16: "u8"}
 # Offsets of strips and tiles, and the tags with their lengths.
 BLOCKS = {273: 279, 324: 325}
-MOST_DIRECTORIES = 1000  # a chain that is longer goes round in a circle
 
 
 class _Beyond(Exception):
@@ -32,8 +31,13 @@ class _Layout:
     order: str
     counts: str  # of a directory's entries
     offsets: str
-    entry_bytes: int
     first: int  # where the offset of the first directory stands
+
+    @property
+    def entry(self) -> np.dtype[np.void]:
+        """An entry of a directory: its value stands in the last word, or that says where."""
+        parts = [("tag", self.order + "u2"), ("kind", self.order + "u2"), ("values", self.offsets)]
+        return np.dtype([*parts, ("word", self.offsets)])
 
 
 def expected_bytes(path: Path) -> int:
@@ -41,12 +45,13 @@ def expected_bytes(path: Path) -> int:
     with path.open("rb") as file:
         layout = _layout(file.read(4))
         size = os.fstat(file.fileno()).st_size
-        furthest, seen = 0, 0
+        furthest, seen = 0, set[int]()
         try:
-            (directory,) = _numbers(file, layout.first, layout.offsets, 1, size)
-            while directory and seen < MOST_DIRECTORIES:
-                end, directory = _directory(file, int(directory), layout, size)
-                furthest, seen = max(furthest, end), seen + 1
+            directory = _number(file, layout.first, layout.offsets, size)
+            while directory and directory not in seen:  # a damaged chain may go round in a circle
+                seen.add(directory)
+                end, directory = _directory(file, directory, layout, size)
+                furthest = max(furthest, end)
         except _Beyond as beyond:
             furthest = max(furthest, beyond.end)
     return furthest
@@ -55,35 +60,37 @@ def expected_bytes(path: Path) -> int:
 def _layout(start: bytes) -> _Layout:
     order = "<" if start[:2] == b"II" else ">"
     if start[2:4].strip(b"\0") == b"+":
-        return _Layout(order, order + "u8", order + "u8", 20, 8)
-    return _Layout(order, order + "u2", order + "u4", 12, 4)
+        return _Layout(order, order + "u8", order + "u8", 8)
+    return _Layout(order, order + "u2", order + "u4", 4)
 
 
 def _directory(file: BinaryIO, place: int, layout: _Layout, size: int) -> tuple[int, int]:
     """How far what one directory names reaches, and where the next one stands."""
-    (count,) = _numbers(file, place, layout.counts, 1, size)
     start = place + np.dtype(layout.counts).itemsize
-    word = np.dtype(layout.offsets).itemsize
-    furthest = start + int(count) * layout.entry_bytes + word
+    count = _number(file, place, layout.counts, size)
+    entries = _numbers(file, start, layout.entry, count, size)
+    after = start + count * layout.entry.itemsize
+    furthest = after + np.dtype(layout.offsets).itemsize
     blocks: dict[int, NDArray[np.uint64]] = {}
-    for entry in range(start, start + int(count) * layout.entry_bytes, layout.entry_bytes):
-        tag, kind = (int(number) for number in _numbers(file, entry, layout.order + "u2", 2, size))
-        (values,) = _numbers(file, entry + 4, layout.offsets, 1, size)
-        value_bytes = int(values) * (TYPE_BYTES[kind] if kind < len(TYPE_BYTES) else 0)
-        where = entry + 4 + word
-        if value_bytes > word:
-            where = int(_numbers(file, where, layout.offsets, 1, size)[0])
+    for place_of_entry, (tag, kind, values, word) in enumerate(entries.tolist()):
+        value_bytes = values * (TYPE_BYTES[kind] if kind < len(TYPE_BYTES) else 0)
+        where = start + place_of_entry * layout.entry.itemsize + layout.entry.fields["word"][1]  # type: ignore[index]
+        if value_bytes > np.dtype(layout.offsets).itemsize:
+            where = word
             furthest = max(furthest, where + value_bytes)
         if tag in (*BLOCKS, *BLOCKS.values()) and kind in TYPE_CODES:
-            blocks[tag] = _numbers(file, where, layout.order + TYPE_CODES[kind], int(values), size).astype(np.uint64)
+            blocks[tag] = _numbers(file, where, layout.order + TYPE_CODES[kind], values, size).astype(np.uint64)
     for offsets, lengths in BLOCKS.items():
         if offsets in blocks and lengths in blocks and len(blocks[offsets]) == len(blocks[lengths]):
             furthest = max(furthest, int((blocks[offsets] + blocks[lengths]).max(initial=0)))
-    (following,) = _numbers(file, start + int(count) * layout.entry_bytes, layout.offsets, 1, size)
-    return furthest, int(following)
+    return furthest, _number(file, after, layout.offsets, size)
 
 
-def _numbers(file: BinaryIO, place: int, kind: str, count: int, size: int) -> NDArray[np.unsignedinteger]:
+def _number(file: BinaryIO, place: int, kind: str, size: int) -> int:
+    return int(_numbers(file, place, kind, 1, size)[0])
+
+
+def _numbers(file: BinaryIO, place: int, kind: str | np.dtype[np.void], count: int, size: int) -> NDArray[Any]:
     length = count * np.dtype(kind).itemsize
     if place + length > size:
         raise _Beyond(place + length)

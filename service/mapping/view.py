@@ -17,7 +17,9 @@ from service.errors import BandsMissing
 from service.mapping.scenes import Scene, ScenePixels, open_pixels
 
 # Where values lie is judged on so many rows of the scene, spread over its height.
-SAMPLED_ROWS = 24
+SAMPLED_ROWS, SAMPLED_COLS = 24, 256
+# Above this a value is an undeclared no-data value, such as -3.4e38, or damage.
+LARGEST_VALUE = 1e30
 # A dark scene is no wrong unit: water reflects a fiftieth of what a bright roof does, and clouds five times a field.
 FAR_ABOVE, FAR_BELOW = 5.0, 1 / 50
 
@@ -67,10 +69,15 @@ class ViewedPixels:
     def __init__(self, view: SceneView, pixels: ScenePixels) -> None:
         self._view = view
         self._pixels = pixels
+        self.absurd_pixels = 0  # whose values no sensor measures: undeclared no-data, most likely
 
     def read(self, top: int, bottom: int) -> Pixels:
         """Rows top..bottom, in the bundle's bands."""
         cube, valid = self._pixels.read(Window(0, top, self._view.scene.cols, bottom - top))
+        if self._view.scene.dtype.startswith("float"):
+            is_absurd = valid & (np.abs(cube).max(axis=-1) > LARGEST_VALUE)
+            self.absurd_pixels += int(is_absurd.sum())
+            valid &= ~is_absurd
         return Pixels(top, fit_bands(cube, valid, self._view.match.weights, self._view.fill), valid)
 
 
@@ -121,9 +128,13 @@ def match_manifest(wavelengths_nm: Wavelengths | None, bands: int, manifest: Man
 def sample_pixels(source: PixelSource, rows: int) -> tuple[NDArray[np.float32], float]:
     """Spectra (n, bands) of valid pixels from a few rows spread over the scene, and the share that is valid."""
     places = np.unique(np.linspace(0, rows - 1, SAMPLED_ROWS).round().astype(int))
-    read = [source.read(int(row), int(row) + 1) for row in places]
-    spectra = np.concatenate([pixels.cube[pixels.valid] for pixels in read])
-    return spectra, float(np.mean([pixels.valid.mean() for pixels in read]))
+    spectra, shares = [], []
+    for row in places:
+        pixels = source.read(int(row), int(row) + 1)
+        step = -(-pixels.valid.shape[1] // SAMPLED_COLS)
+        spectra.append(pixels.cube[:, ::step][pixels.valid[:, ::step]])
+        shares.append(pixels.valid.mean())
+    return np.concatenate(spectra), float(np.mean(shares))
 
 
 def unit_warning(spectra: NDArray[np.float32], manifest: Manifest) -> str | None:
