@@ -1,5 +1,6 @@
 """Engines answer alike, in any number of threads, and say why where they cannot."""
 
+import math
 import os
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import pytest
 
 from model.bundle import DEMO_BUNDLE, load_bundle
 from service.errors import NotReady, OptionsUnusable
-from service.mapping.engines import OpenVinoEngine, make_engine
+from service.mapping.engines import make_engine
+from service.mapping.vino import GELU_END, GELU_P, GELU_Q, OpenVinoEngine
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +97,11 @@ def test_engines_write_nothing_into_the_home_folder(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], env=home, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_quotient_of_polynomials_is_the_normal_distribution():
+    x = np.linspace(-GELU_END, GELU_END, 20_001)
+    share = 0.5 + x * np.polyval(GELU_P[::-1], x * x) / np.polyval(GELU_Q[::-1], x * x)
+    expected = np.array([0.5 * (1 + math.erf(place / math.sqrt(2))) for place in x])
+    np.testing.assert_allclose(share, expected, rtol=0, atol=2e-8)
+    assert expected[0] < 2e-8  # so that what lies beyond may be a constant

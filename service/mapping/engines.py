@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import sys
-import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 from model.bundle import Bundle, BundleRefused, import_onnxruntime, open_session, replay_check, run_graph
 from service.errors import NotReady, OptionsUnusable
 from service.mapping.gpu import PROVIDERS, GpuEngine
+from service.mapping.vino import OpenVinoEngine
 
 Device = Literal["auto", "cpu", "openvino", "cuda", "tensorrt"]
 DEVICES: tuple[Device, ...] = get_args(Device)
@@ -67,67 +66,6 @@ class CpuEngine:
         return run_graph(self.session, cube, centers)
 
 
-@dataclass
-class OpenVinoEngine:
-    """OpenVINO on the processor: the graph compiled once for each shape it is asked with, a stream for every caller."""
-
-    content: bytes
-    callers: int
-    batch: int
-    device: str = "openvino"
-    _compiled: dict[tuple[int, ...], Any] = field(default_factory=dict)
-    _compiling: threading.Lock = field(default_factory=threading.Lock)
-    _own: threading.local = field(default_factory=threading.local)
-
-    @property
-    def provider(self) -> str:
-        return f"OpenVINO {import_openvino().__version__.split('-')[0]} CPU"
-
-    def probabilities(self, cube: NDArray[np.float32], centers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """One call of the graph, on a stream of its own."""
-        shape = (*cube.shape, len(centers))
-        requests = self._own.__dict__.setdefault("requests", {})
-        if shape not in requests:
-            requests[shape] = self._compile(shape).create_infer_request()
-        answer = requests[shape].infer({"cube": cube, "centers": centers}, share_inputs=True)
-        found: NDArray[np.float32] = answer["probabilities"].copy()  # the request's own memory is used again
-        return found
-
-    def _compile(self, shape: tuple[int, ...]) -> Any:
-        openvino = import_openvino()
-        with self._compiling:
-            if shape not in self._compiled:
-                core = openvino.Core()
-                graph = core.read_model(self.content)
-                # Constant shapes: attention ran 1.3 times as fast as with dynamic ones (2 cores of an AMD EPYC).
-                graph.reshape({"cube": list(shape[:3]), "centers": [shape[3], 2]})
-                _let_attention_fuse(graph)
-                self._compiled[shape] = core.compile_model(
-                    graph,
-                    "CPU",
-                    {
-                        "NUM_STREAMS": self.callers,
-                        "INFERENCE_NUM_THREADS": self.callers,
-                        "INFERENCE_PRECISION_HINT": "f32",  # bfloat16, its default where there is one, breaks parity
-                    },
-                )
-            return self._compiled[shape]
-
-
-def _let_attention_fuse(graph: Any) -> None:
-    """Write x * x as a power: OpenVINO runs attention as one kernel only where a score has one reader.
-
-    Measured with 16 patches a call on one core of an AMD EPYC: 333 patches a second against 215.
-    """
-    from openvino import opset13
-    from openvino.utils import replace_node
-
-    for node in graph.get_ordered_ops():
-        if node.get_type_name() == "Multiply" and node.input_value(0) == node.input_value(1):
-            two = opset13.constant(2.0, np.float32)
-            replace_node(node, opset13.power(node.input_value(0), two))
-
-
 def make_engine(bundle: Bundle, device: Device = "auto", threads: int = 0, batch: int = 0) -> Engine:
     """The engine for a device, self-checked; `auto` takes the fastest that works. 0 threads are all cores."""
     if threads < 0 or batch < 0:
@@ -169,9 +107,3 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux knows better than the count of all cores
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def import_openvino() -> Any:
-    """OpenVINO without its telemetry, which writes a client id into the home folder and looks up a host on import."""
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-    return importlib.import_module("openvino")
