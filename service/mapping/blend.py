@@ -181,14 +181,16 @@ class Directions:
 
     def cosines(
         self, rows: NDArray[np.int64], cols: NDArray[np.int64], centers: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
+    ) -> NDArray[np.float64]:
         """Cosines (blocks, pixels, centres) of blocks of pixels, rows (side) x cols (blocks, side), with centres."""
         last_row, last_col = len(self.unit) - 1, self.unit.shape[1] - 1
         # Blocks may reach over the scene's edge, and cells without data have no centre: those answers are not used.
         block_rows = np.clip(rows - self.top, 0, last_row)[None, :, None]
         pixels = self.unit[block_rows, np.clip(cols, 0, last_col)[:, None, :]]  # (blocks, side, side, bands)
         middle = self.unit[np.clip(centers[..., 0] - self.top, 0, last_row), np.clip(centers[..., 1], 0, last_col)]
-        return pixels.reshape(len(cols), -1, pixels.shape[-1]) @ middle.swapaxes(1, 2)
+        # In float64: in float32 a cosine's last bit, which hangs on the product's shape, moves a weight by 1e-5.
+        pixels = pixels.reshape(len(cols), -1, pixels.shape[-1]).astype(np.float64)
+        return pixels @ middle.astype(np.float64).swapaxes(1, 2)
 
 
 def nearness(distance_px: NDArray[np.int64], half_px: int) -> NDArray[np.float32]:
@@ -196,12 +198,13 @@ def nearness(distance_px: NDArray[np.int64], half_px: int) -> NDArray[np.float32
     return (1 - np.abs(distance_px) / np.float32(half_px + 1)).astype(np.float32)
 
 
-def likeness(cosine: NDArray[np.float32], stride_px: int) -> NDArray[np.float32]:
+def likeness(cosine: NDArray[np.float64], stride_px: int) -> NDArray[np.float32]:
     """The weight of a vote by the spectral angle between pixel and centre: a Gaussian of it, and never nothing."""
     # Chosen for strides 4 and 8 on SalinasA and HyMap Berlin: narrower loses to `linear` there, wider gains less.
     sigma_rad = 0.04 + 0.01 * stride_px
     # 2 (1 - cos a) is the angle squared, for angles as small as matter here.
-    likely: NDArray[np.float32] = np.exp((cosine - 1) / np.float32(sigma_rad**2)) + np.float32(1e-6)
+    exponent = ((cosine - 1) / sigma_rad**2).astype(np.float32)
+    likely: NDArray[np.float32] = np.exp(exponent) + np.float32(1e-6)
     return likely
 
 
