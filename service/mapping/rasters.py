@@ -28,7 +28,7 @@ BYTE_STEPS = 254
 BYTE_NODATA = 255
 
 RASTERS = ("classes.tif", "probabilities.tif", "confidence.tif")
-GDAL_ENV = {"GDAL_PAM_ENABLED": "NO", "GDAL_CACHEMAX": CACHE_BYTES, "GDAL_TIFF_INTERNAL_MASK": "YES"}
+GDAL_ENV = {"GDAL_PAM_ENABLED": "NO", "GDAL_CACHEMAX": CACHE_BYTES}
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,8 @@ def optimise(folder: Path, name: str, threads: int) -> None:
 
 def unwritten(error: BaseException) -> OutputUnwritable:
     """What to say where a file of the results cannot be written."""
+    while error.__cause__ is not None:  # rasterio's own words are "see previous exception"
+        error = error.__cause__
     reason = getattr(error, "strerror", None) or error
     return OutputUnwritable(f"the results cannot be written ({reason}): free the disk, or choose another folder")
 
