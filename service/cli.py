@@ -29,6 +29,7 @@ class Command:
 # A command's module, service.commands.<name>, is imported when it is called: serving never loads torch.
 COMMANDS = {
     "classify": Command("map a scene: classes, probabilities, confidence", "cpu"),
+    "serve": Command("run the service: POST a scene, get a map", "cpu"),
     "inspect": Command("show what is understood of a scene or a bundle", "cpu"),
     "bench": Command("measure this machine's speed, interleaved, as ratios", "cpu"),
     "synth": Command("make a synthetic georeferenced scene with a known truth", "cpu"),
@@ -70,7 +71,7 @@ def _dispatch(arguments: list[str]) -> int:
         if name == chosen:
             try:
                 module = import_module(f"service.commands.{name}")
-            except ImportError as error:
+            except ModuleNotFoundError as error:
                 raise MissingExtra(
                     f"{name} needs the package {error.name}: pip install 'hyperscene[{command.extra}]'"
                 ) from error

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
 class ServiceError(Exception):
     """Work that was refused or failed for a reason the user can act on."""
 
+    headers: Mapping[str, str] = {}  # that belong into the answer, such as where the job is
+
     code: ClassVar[str]
     status: ClassVar[int]
+    ogc_type: ClassVar[str | None] = None  # the name that OGC API - Processes has for it
 
 
 class SceneUnreadable(ServiceError):
@@ -24,6 +28,13 @@ class SceneIncomplete(ServiceError):
 
     code = "scene_incomplete"
     status = 422
+
+
+class SceneTooLarge(ServiceError):
+    """More bytes, pixels or bands than the setting allows."""
+
+    code = "scene_too_large"
+    status = 413
 
 
 class DtypeUnsupported(ServiceError):
@@ -89,8 +100,101 @@ class NotReady(ServiceError):
     status = 503
 
 
+class QueueFull(ServiceError):
+    """As many jobs wait as the setting allows."""
+
+    code = "queue_full"
+    status = 429
+
+
+class NoSuchJob(ServiceError):
+    """No such job, not the caller's, or its results have expired."""
+
+    code = "no_such_job"
+    status = 404
+    ogc_type = "no-such-job"
+
+
+class NoSuchProcess(ServiceError):
+    """A process that this server does not offer."""
+
+    code = "no_such_process"
+    status = 404
+    ogc_type = "no-such-process"
+
+
+class NoSuchScene(ServiceError):
+    """No such scene, not the caller's, or it has expired."""
+
+    code = "no_such_scene"
+    status = 404
+
+
+class NoSuchModel(ServiceError):
+    """A model that this server does not serve."""
+
+    code = "no_such_model"
+    status = 404
+
+
+class SceneInUse(ServiceError):
+    """A scene that a job still has to read."""
+
+    code = "scene_in_use"
+    status = 409
+
+
+class ResultNotReady(ServiceError):
+    """Results asked for before the job is done."""
+
+    code = "result_not_ready"
+    status = 404
+    ogc_type = "result-not-ready"
+
+
+class Unauthorized(ServiceError):
+    """No API key, or a wrong one."""
+
+    code = "unauthorized"
+    status = 401
+
+
+class UploadBroken(ServiceError):
+    """A body that is not what its headers say, or stops half-way."""
+
+    code = "upload_broken"
+    status = 400
+
+
+class UploadTooSlow(ServiceError):
+    """A body that does not arrive in time."""
+
+    code = "upload_too_slow"
+    status = 408
+
+
+class RequestUnusable(ServiceError):
+    """A request that the call does not understand."""
+
+    code = "request_unusable"
+    status = 422
+
+
+class InternalError(ServiceError):
+    """A bug of ours: the log has the traceback."""
+
+    code = "internal_error"
+    status = 500
+
+
 class InferenceFailed(ServiceError):
     """The engine raised, or its probabilities were not finite."""
 
     code = "inference_failed"
     status = 500
+
+
+def error_of(code: str, detail: str) -> ServiceError:
+    """A refusal that was given in another process, or earlier."""
+    kinds = {kind.code: kind for kind in ServiceError.__subclasses__() if hasattr(kind, "code")}
+    return kinds.get(code, InternalError)(detail)

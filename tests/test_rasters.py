@@ -7,8 +7,9 @@ from rasterio.control import GroundControlPoint
 from rasterio.transform import Affine
 from rio_cogeo.cogeo import cog_validate
 
-from service.mapping.rasters import RASTERS, MappedStrip, MapWriter, optimise
+from service.mapping.rasters import RASTERS, MapWriter, optimise
 from service.mapping.scenes import open_scene, unplaced_is_fine
+from service.mapping.strips import MappedStrip
 from tests.bundles import describe, pixel_graph
 from tests.scenes import GRID, UTM, write_tif
 
@@ -25,7 +26,7 @@ def make_rasters(tmp_path, rows=30, cols=23, classes=3, probability_type="uint8"
     with MapWriter(tmp_path, scene, manifest, probability_type) as writer:
         for top in range(0, rows, strip_px):
             part = slice(top, top + strip_px)
-            writer.write(MappedStrip(top, probabilities[part], valid[part]))
+            writer.write(MappedStrip(top, probabilities[part], valid[part]).stored(probability_type))
     for name in RASTERS:
         optimise(tmp_path, name, threads=2)
     return probabilities, valid

@@ -11,8 +11,8 @@ from service.cli import DONE
 from service.commands.options import add_bundle_option, add_engine_options, add_mapping_options, chosen_bundle
 from service.mapping.engines import make_engine
 from service.mapping.pipeline import MapOptions, map_scene
-from service.mapping.rasters import PROBABILITY_TYPES
 from service.mapping.scenes import open_scene
+from service.mapping.strips import PROBABILITY_TYPES
 from service.progress import Progress
 
 

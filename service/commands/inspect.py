@@ -11,6 +11,7 @@ from typing import Any
 from model.bundle import DEMO_BUNDLE, Bundle, load_bundle
 from service.cli import DONE
 from service.errors import BandsMissing
+from service.mapping.describe import describe_header
 from service.mapping.scenes import Scene, open_scene
 from service.mapping.view import SceneView, sample_pixels, unit_warning, view_scene, whole_view
 
@@ -50,23 +51,12 @@ def describe_scene(scene: Scene, bundle: Bundle) -> dict[str, Any]:
         warnings.append(unusual)
     if share == 0:
         warnings.append("no valid pixel was found: the map would be class 0")
-    nm, transform = scene.wavelengths_nm, scene.transform
+    nm = scene.wavelengths_nm
     return {
         "scene": str(scene.path),
-        "format": {"GTiff": "GeoTIFF", "ENVI": "ENVI"}[scene.driver],
-        "rows": scene.rows,
-        "cols": scene.cols,
-        "type": scene.dtype,
-        "bands": len(scene.bands),
-        "bad_bands": scene.bad_bands,
+        **describe_header(scene),
         "wavelengths_nm": None if nm is None else [round(float(nm.min()), 2), round(float(nm.max()), 2)],
         "values": None if not spectra.size else [float(spectra.min()), float(spectra.max())],
-        # As text, since JSON has no NaN.
-        "no_data": sorted({f"{value:g}" for value in scene.nodata if value is not None}),
-        "crs": None if scene.crs is None else scene.crs.to_string(),
-        "pixel_size": [abs_length(transform.a, transform.d), abs_length(transform.b, transform.e)],
-        "transform": list(transform)[:6],
-        "ground_control_points": len(scene.gcps),
         "valid_share": round(share, 6),
         "valid_share_is_exact": is_exact,
         "bundle": bundle.manifest.name,
@@ -97,11 +87,6 @@ def describe_bundle(bundle: Bundle) -> dict[str, Any]:
         "sha256": bundle.sha256,
         "self_check": "passed",
     }
-
-
-def abs_length(x: float, y: float) -> float:
-    """The length of one pixel along an axis that may be turned."""
-    return round(float((x * x + y * y) ** 0.5), 9)
 
 
 def _look(view: SceneView) -> tuple[float, bool, Any]:

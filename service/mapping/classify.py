@@ -74,8 +74,6 @@ class Classifier:
         self._clock = clock
         self._report = report
         self._stop = stop
-        self._cells = 0  # behind us: classified, or without data
-        self.patches = 0
 
     def classify(self, blocks: Generator[Block, None, None]) -> Generator[AnsweredBlock, None, None]:
         """Answers, block after block; the next block's calls are queued before this one's are awaited."""
@@ -92,10 +90,6 @@ class Classifier:
                 callers.shutdown(wait=True, cancel_futures=True)
                 blocks.close()
 
-    @property
-    def _total(self) -> int:
-        return self._plan.lattice.cell_rows * self._plan.lattice.cell_cols
-
     def _begin(self, callers: ThreadPoolExecutor, pixels: Pixels, group: int) -> _PendingGroup:
         lattice, plan = self._plan.lattice, self._plan
         top = group * plan.group_px
@@ -109,7 +103,6 @@ class Classifier:
             asked = is_asked[:, cells]
             if asked.any():
                 tile_centers = centers[:, cells][asked]
-                self.patches += len(tile_centers)
                 calls.append((tile, callers.submit(self._ask, pixels, group, tile, tile_centers)))
         return _PendingGroup(group, centers, is_asked, calls)
 
@@ -148,9 +141,8 @@ class Classifier:
         for tile, call in pending.calls:
             cells = slice(tile * plan.tile_cols, (tile + 1) * plan.tile_cols)
             probabilities[:, cells][pending.is_asked[:, cells]] = call.result()
-            self._report(self._cells + cells.start * len(pending.is_asked), self._total)
-        self._cells += pending.is_asked.size
-        self._report(self._cells, self._total)
+            self._report(plan.cells_before(pending.group) + cells.start * len(pending.is_asked), plan.cells)
+        self._report(plan.cells_before(pending.group + 1), plan.cells)
         return Answers(pending.group, pending.centers, pending.is_asked, probabilities)
 
 

@@ -91,6 +91,14 @@ class Plan:
     def group_px(self) -> int:
         return self.tile_rows * self.lattice.stride_px
 
+    @property
+    def cells(self) -> int:
+        return self.lattice.cell_rows * self.lattice.cell_cols
+
+    def cells_before(self, group: int) -> int:
+        """Cells of the lattice that lie above a group."""
+        return min(group * self.tile_rows, self.lattice.cell_rows) * self.lattice.cell_cols
+
     def window_rows(self, group: int) -> tuple[int, int]:
         """Pixel rows, maybe outside of the scene, that a group's patches cover."""
         top = group * self.group_px

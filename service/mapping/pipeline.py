@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,17 +24,10 @@ from service.mapping.blend import BLENDS, Blend, Blender, Directions
 from service.mapping.classify import AnsweredBlock, Block, Cancelled, Classifier, Report, read_blocks
 from service.mapping.engines import Engine
 from service.mapping.lattice import Lattice, Plan, Strip, plan_mapping
-from service.mapping.rasters import (
-    PROBABILITY_TYPES,
-    RASTERS,
-    MappedStrip,
-    MapWriter,
-    ProbabilityType,
-    optimise,
-    unwritten,
-)
+from service.mapping.rasters import RASTERS, MapWriter, optimise, unwritten
 from service.mapping.records import Tally, make_item, make_summary, write_json, write_preview, write_style
 from service.mapping.scenes import Scene
+from service.mapping.strips import PROBABILITY_TYPES, Checkpoint, MappedStrip, ProbabilityType, StoredStrip
 from service.mapping.view import PixelSource, SceneView, sample_pixels, unit_warning, view_scene
 
 STRIDES = (1, 2, 4, 8, 16)
@@ -87,8 +82,13 @@ def map_scene(
     options: MapOptions,
     report: Report | None = None,
     cancelled: threading.Event | None = None,
+    checkpoint: Path | None = None,
+    item_id: str = "",
 ) -> dict[str, Any]:
-    """Map a scene into the seven files of RESULTS under `output`; answers the summary."""
+    """Map a scene into the seven files of RESULTS under `output`; answers the summary.
+
+    With a folder for `checkpoint`, finished strips are kept there, and a later run goes on from them to the same bytes.
+    """
     began, clock, cancelled = time.perf_counter(), StageClock(), cancelled or threading.Event()
     manifest = bundle.manifest
     view = view_scene(scene, manifest)
@@ -96,29 +96,72 @@ def map_scene(
     plan = plan_scene(scene.rows, scene.cols, manifest, options, engine.batch)
     warnings = [*scene.warnings, *_band_warnings(view, manifest)]
     _require_own_place(scene, output)
-    with _workplace(output, scene, manifest, options) as folder:
+    with _workplace(output, scene, manifest, options, checkpoint) as folder:
         tally = Tally(scene, manifest)
         with clock.stage("read"), view.open() as pixels:
             unusual = unit_warning(sample_pixels(pixels, scene.rows)[0], manifest)
             warnings += [unusual] if unusual else []
         mapper = StripMapper(engine, manifest, plan, options.blend, clock, report, cancelled)
         with MapWriter(folder, scene, manifest, options.probability_type) as writer:
-            for strip in mapper.map_view(view, plan.strips):
+            kept = None if checkpoint is None else open_checkpoint(checkpoint, scene, bundle, engine, options)
+            for strip in _strips_in_order(mapper, view, plan.strips, options.probability_type, kept):
                 with clock.stage("write"):
                     writer.write(strip)
                     tally.add(strip)
-        warnings += [*mapper.warnings(), *tally.warnings()]
+        warnings += tally.warnings()
         with clock.stage("optimise"):
             for name in RASTERS:
                 _until_cancelled(cancelled, optimise, folder, name, engine.callers)
             write_preview(folder / "preview.png", folder / "classes.tif")
         write_style(folder / "classes.qml", manifest)
         summary = make_summary(scene, bundle, engine, tally, warnings, settings=asdict(options))
-        summary |= {"patches": mapper.patches, "seconds": _rounded(clock.seconds, time.perf_counter() - began)}
+        summary |= {"seconds": _rounded(clock.seconds, time.perf_counter() - began)}
         write_json(folder / "summary.json", summary)
-        write_json(folder / "item.json", make_item(scene, bundle, output.name))
+        write_json(folder / "item.json", make_item(scene, bundle, item_id or output.name))
         move_results(folder, output)
     return summary
+
+
+def open_checkpoint(folder: Path, scene: Scene, bundle: Bundle, engine: Engine, options: MapOptions) -> Checkpoint:
+    """The strips of an earlier run that would come out the same today; those of any other run are dropped."""
+    decisive = (scene.rows, scene.cols, asdict(options), bundle.sha256, engine.provider, engine.batch)
+    name = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:16]
+    try:
+        for other in folder.glob("*"):
+            if other.name != name:
+                shutil.rmtree(other)
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritten(error) from error
+    return Checkpoint(folder / name)
+
+
+def _strips_in_order(
+    mapper: StripMapper,
+    view: SceneView,
+    strips: Sequence[Strip],
+    probability_type: ProbabilityType,
+    checkpoint: Checkpoint | None,
+) -> Iterator[StoredStrip]:
+    """Every strip, from the checkpoint where it holds it, mapped otherwise."""
+    place = 0
+    while place < len(strips):
+        if checkpoint and (kept := checkpoint.load(strips[place].index)):
+            yield kept
+            place += 1
+            continue
+        end = place + 1
+        while end < len(strips) and not (checkpoint and checkpoint.holds(strips[end].index)):
+            end += 1
+        for strip, mapped in zip(strips[place:end], mapper.map_view(view, strips[place:end]), strict=True):
+            stored = mapped.stored(probability_type)
+            if checkpoint:
+                try:
+                    checkpoint.save(strip.index, stored)
+                except OSError as error:
+                    raise unwritten(error) from error
+            yield stored
+        place = end
 
 
 def move_results(folder: Path, output: Path) -> None:
@@ -157,23 +200,15 @@ class StripMapper:
         self._clock = clock or StageClock()
         self._report: Report = report or (lambda done, total: None)
         self._stop = Stop(cancelled)
-        self._absurd_pixels = 0
-        self.patches = 0
-
-    def warnings(self) -> list[str]:
-        """What a person should hear about the pixels, once they are mapped."""
-        if not self._absurd_pixels:
-            return []
-        told = f"{self._absurd_pixels} pixels hold values that no sensor measures and were taken for missing data"
-        return [f"{told}: declare them as the file's no-data value"]
+        self._absurd_in_row: dict[int, int] = {}
 
     def map_view(self, view: SceneView, strips: Sequence[Strip]) -> Generator[MappedStrip, None, None]:
         """Consecutive strips of a scene on disk; the file is opened and read by a thread of its own."""
 
         def blocks() -> Generator[Block, None, None]:
             with view.open() as pixels:
+                self._absurd_in_row = pixels.absurd_in_row
                 yield from self._read(pixels, strips)
-                self._absurd_pixels += pixels.absurd_pixels
 
         return self._map(blocks(), strips)
 
@@ -191,7 +226,6 @@ class StripMapper:
                     if self._stop.is_set():
                         raise Cancelled
                     yield strip
-                    self.patches = classifier.patches
             finally:
                 mapped.close()
 
@@ -208,6 +242,7 @@ class StripMapper:
         self, answered: Generator[AnsweredBlock, None, None], top: int
     ) -> Generator[MappedStrip, None, None]:
         blender = Blender(self._plan, self._blend, self._manifest.classes, top)
+        patches: dict[int, int] = {}  # by group
         try:
             for item in answered:
                 with self._clock.stage("blend"):
@@ -217,8 +252,18 @@ class StripMapper:
                         if self._stop.is_set():
                             raise Cancelled
                         blender.add(answers, spectra)
+                        patches[answers.group] = int(answers.is_asked.sum())
+                    rows = range(strip.top, strip.bottom)
                     valid = pixels.valid[strip.top - pixels.top : strip.bottom - pixels.top]
-                    mapped = MappedStrip(strip.top, blender.take(strip.bottom), valid)
+                    mapped = MappedStrip(
+                        strip.top,
+                        blender.take(strip.bottom),
+                        valid,
+                        # A group counts for the strip it begins in: the same sum wherever a run began.
+                        patches=sum(count for group, count in patches.items() if group * self._plan.group_px in rows),
+                        absurd_pixels=sum(self._absurd_in_row.pop(row, 0) for row in rows),
+                    )
+                    patches = {g: count for g, count in patches.items() if g * self._plan.group_px >= strip.bottom}
                 yield mapped
         finally:
             answered.close()
@@ -277,7 +322,9 @@ def _unusable(output: Path, error: OSError) -> OutputUnwritable:
 
 
 @contextmanager
-def _workplace(output: Path, scene: Scene, manifest: Manifest, options: MapOptions) -> Generator[Path, None, None]:
+def _workplace(
+    output: Path, scene: Scene, manifest: Manifest, options: MapOptions, checkpoint: Path | None
+) -> Generator[Path, None, None]:
     """A folder inside `output` that is gone afterwards, whatever happens; results are moved out of it when whole."""
     try:
         was_there = output.exists()
@@ -286,7 +333,7 @@ def _workplace(output: Path, scene: Scene, manifest: Manifest, options: MapOptio
     except OSError as error:
         raise _unusable(output, error) from error
     try:
-        _require_space(folder, scene, manifest, options)
+        _require_space(folder, scene, manifest, options, checkpoint)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -294,10 +341,14 @@ def _workplace(output: Path, scene: Scene, manifest: Manifest, options: MapOptio
             output.rmdir()
 
 
-def _require_space(folder: Path, scene: Scene, manifest: Manifest, options: MapOptions) -> None:
-    """Plain rasters and their compressed copies lie side by side at the end."""
+def _require_space(
+    folder: Path, scene: Scene, manifest: Manifest, options: MapOptions, checkpoint: Path | None
+) -> None:
+    """Plain rasters, their compressed copies and the kept strips lie side by side at the end."""
     item_bytes = 1 if options.probability_type == "uint8" else 4
-    needed = 2 * scene.rows * scene.cols * (2 + item_bytes * (manifest.classes + 1))
+    needed = (2 if checkpoint is None else 3) * scene.rows * scene.cols * (2 + item_bytes * (manifest.classes + 1))
+    if checkpoint is not None:
+        needed -= sum(file.stat().st_size for file in checkpoint.rglob("*.npz"))
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise StorageFull(

@@ -2,54 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import rasterio
-from numpy.typing import NDArray
 from rasterio.crs import CRS
 from rasterio.enums import ColorInterp
 from rasterio.shutil import copy as copy_raster
 from rasterio.windows import Window
 
 from model.bundle import Manifest
-from service.errors import OutputUnwritable
+from service.errors import OutputUnwritable, ServiceError, StorageFull
 from service.mapping.scenes import CACHE_BYTES, GDAL_ERRORS, Scene, unplaced_is_fine
-
-ProbabilityType = Literal["uint8", "float32"]
-PROBABILITY_TYPES: tuple[ProbabilityType, ...] = get_args(ProbabilityType)
-
-# A byte holds probabilities in steps of 1/254; 255 is left for pixels without data.
-BYTE_STEPS = 254
-BYTE_NODATA = 255
+from service.mapping.strips import BYTE_NODATA, BYTE_STEPS, ProbabilityType, StoredStrip, class_type
 
 RASTERS = ("classes.tif", "probabilities.tif", "confidence.tif")
 GDAL_ENV = {"GDAL_PAM_ENABLED": "NO", "GDAL_CACHEMAX": CACHE_BYTES}
-
-
-@dataclass(frozen=True)
-class MappedStrip:
-    """Rows of the finished map: probabilities (rows, cols, classes), and which pixels (rows, cols) hold data."""
-
-    top: int
-    probabilities: NDArray[np.float32]
-    valid: NDArray[np.bool_]
-
-    @property
-    def classes(self) -> NDArray[np.uint16]:
-        """1..K, or 0 where there is no data."""
-        found = self.probabilities.argmax(axis=-1).astype(np.uint16) + np.uint16(1)
-        return np.where(self.valid, found, np.uint16(0))
-
-    @property
-    def confidence(self) -> NDArray[np.float32]:
-        """The largest probability."""
-        largest: NDArray[np.float32] = self.probabilities.max(axis=-1)
-        return largest
 
 
 class MapWriter:
@@ -72,9 +44,8 @@ class MapWriter:
         return self
 
     def _create(self) -> None:
-        class_type = "uint8" if self._manifest.classes < 256 else "uint16"
         nodata = BYTE_NODATA if self._type == "uint8" else float("nan")
-        self._open("classes.tif", 1, class_type, 0)
+        self._open("classes.tif", 1, class_type(self._manifest.classes), 0)
         self._open("probabilities.tif", self._manifest.classes, self._type, nodata)
         self._open("confidence.tif", 1, self._type, nodata)
 
@@ -86,17 +57,14 @@ class MapWriter:
             for name, file in self._files.items():
                 self._require_whole(name, file)
 
-    def write(self, strip: MappedStrip) -> None:
+    def write(self, strip: StoredStrip) -> None:
         """Put a strip in its place."""
-        rows, cols = strip.valid.shape
+        rows, cols = strip.classes.shape
         window = Window(0, strip.top, cols, rows)
-        classes = strip.classes.astype(self._files["classes.tif"].dtypes[0])
-        probabilities = np.moveaxis(self._encoded(strip.probabilities, strip.valid[..., None]), -1, 0)
-        confidence = self._encoded(strip.confidence, strip.valid)
         try:
-            self._files["classes.tif"].write(classes, 1, window=window)
-            self._files["probabilities.tif"].write(probabilities, window=window)
-            self._files["confidence.tif"].write(confidence, 1, window=window)
+            self._files["classes.tif"].write(strip.classes, 1, window=window)
+            self._files["probabilities.tif"].write(np.moveaxis(strip.probabilities, -1, 0), window=window)
+            self._files["confidence.tif"].write(strip.confidence, 1, window=window)
         except GDAL_ERRORS as error:
             raise unwritten(error) from error
 
@@ -104,7 +72,7 @@ class MapWriter:
         """rasterio closes a file on a full disk without a word."""
         least = file.count * file.height * file.width * np.dtype(file.dtypes[0]).itemsize
         if plain_name(self._folder, name).stat().st_size < least:
-            raise OutputUnwritable("the results cannot be written: the disk is full; free it, or choose another folder")
+            raise disk_is_full()
 
     def _open(self, name: str, bands: int, dtype: str, nodata: float) -> None:
         scene = self._scene
@@ -136,12 +104,6 @@ class MapWriter:
             if self._type == "uint8":
                 file.scales = [1 / BYTE_STEPS] * file.count
 
-    def _encoded(self, share: NDArray[np.float32], valid: NDArray[np.bool_]) -> NDArray[Any]:
-        if self._type == "float32":
-            return np.where(valid, share, np.float32(np.nan))
-        steps = np.rint(share * np.float32(BYTE_STEPS)).astype(np.uint8)
-        return np.where(valid, steps, np.uint8(BYTE_NODATA))
-
 
 def plain_name(folder: Path, name: str) -> Path:
     """Where a raster lies before it is cloud-optimised."""
@@ -164,11 +126,19 @@ def optimise(folder: Path, name: str, threads: int) -> None:
     plain.unlink()
 
 
-def unwritten(error: BaseException) -> OutputUnwritable:
+def disk_is_full() -> StorageFull:
+    """What to say where the disk filled up while the results were written."""
+    return StorageFull("the results cannot be written: the disk is full; free it, or choose another folder")
+
+
+def unwritten(error: BaseException) -> ServiceError:
     """What to say where a file of the results cannot be written."""
     while error.__cause__ is not None:  # rasterio's own words are "see previous exception"
         error = error.__cause__
     reason = getattr(error, "strerror", None) or error
+    is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "no space left" in str(reason).lower()
+    if is_full:
+        return disk_is_full()
     return OutputUnwritable(f"the results cannot be written ({reason}): free the disk, or choose another folder")
 
 

@@ -21,8 +21,9 @@ from rasterio.warp import transform_geom
 
 from model.bundle import Bundle, Manifest
 from service.mapping.engines import Engine
-from service.mapping.rasters import GDAL_ENV, MappedStrip, unwritten
+from service.mapping.rasters import GDAL_ENV, unwritten
 from service.mapping.scenes import GDAL_ERRORS, Scene, unplaced_is_fine
+from service.mapping.strips import StoredStrip
 
 PREVIEW_PX = 1024
 # WGS 84: the equator's radius, and the square of the eccentricity.
@@ -37,17 +38,21 @@ class Tally:
         self._values = manifest.classes + 1
         self.pixels = np.zeros(self._values, np.int64)  # by class value, 0 for no data
         self.hectares: NDArray[np.float64] | None = np.zeros(self._values)
+        self.patches = 0
         self._confidence = 0.0
+        self._absurd_pixels = 0
 
-    def add(self, strip: MappedStrip) -> None:
+    def add(self, strip: StoredStrip) -> None:
         """Count a strip."""
-        classes = strip.classes
+        classes = strip.classes.astype(np.int64)
         places = classes + self._values * np.arange(len(classes))[:, None]
         counts = np.bincount(places.ravel(), minlength=self._values * len(classes)).reshape(len(classes), -1)
         self.pixels += counts.sum(axis=0)
         area = pixel_hectares(self._scene, strip.top, strip.top + len(classes))
         self.hectares = None if area is None or self.hectares is None else self.hectares + area @ counts
-        self._confidence += float(strip.confidence.sum(where=strip.valid, dtype=np.float64))
+        self._confidence += strip.confidence_sum
+        self._absurd_pixels += strip.absurd_pixels
+        self.patches += strip.patches
 
     @property
     def valid_pixels(self) -> int:
@@ -59,7 +64,15 @@ class Tally:
 
     def warnings(self) -> list[str]:
         """What a person should hear about the counts."""
-        return [] if self.valid_pixels else ["the scene holds no valid pixel: the whole map is class 0"]
+        told = []
+        if self._absurd_pixels:
+            told.append(
+                f"{self._absurd_pixels} pixels hold values that no sensor measures and were taken for missing data: "
+                "declare them as the file's no-data value"
+            )
+        if not self.valid_pixels:
+            told.append("the scene holds no valid pixel: the whole map is class 0")
+        return told
 
 
 def pixel_hectares(scene: Scene, top: int, bottom: int) -> NDArray[np.float64] | None:
@@ -117,7 +130,7 @@ def make_summary(
         for value, name, color in legend(manifest)
     ]
     return {
-        "scene": {"name": scene.path.name, "rows": scene.rows, "cols": scene.cols, "bands": len(scene.bands)},
+        "scene": {"name": scene.name, "rows": scene.rows, "cols": scene.cols, "bands": len(scene.bands)},
         "crs": scene.crs.to_string() if scene.crs is not None else None,
         "is_georeferenced": scene.is_georeferenced,
         "classes": classes,
@@ -129,6 +142,7 @@ def make_summary(
         "bundle": {"name": manifest.name, "sha256": bundle.sha256},
         "device": engine.device,
         "provider": engine.provider,
+        "patches": tally.patches,
         "version": version("hyperscene"),
     }
 
@@ -198,7 +212,7 @@ def make_item(scene: Scene, bundle: Bundle, name: str) -> dict[str, Any]:
     properties: dict[str, Any] = {
         "datetime": now,
         "created": now,
-        "description": f"Class map of {scene.path.name} by the bundle {bundle.manifest.name}",
+        "description": f"Class map of {scene.name} by the bundle {bundle.manifest.name}",
         "proj:shape": [scene.rows, scene.cols],
         "hyperscene:bundle_sha256": bundle.sha256,
     }
@@ -216,7 +230,7 @@ def make_item(scene: Scene, bundle: Bundle, name: str) -> dict[str, Any]:
             "https://stac-extensions.github.io/projection/v2.0.0/schema.json",
             "https://stac-extensions.github.io/classification/v2.0.0/schema.json",
         ],
-        "id": name or scene.path.stem,
+        "id": name or Path(scene.name).stem,
         "geometry": footprint,
         "properties": properties,
         "links": [],

@@ -24,8 +24,8 @@ from rasterio.transform import Affine
 from rasterio.windows import Window
 
 from model.spectra import Wavelengths, from_band_names, parse_list, to_nm, unit_in_nm
-from service.errors import DtypeUnsupported, SceneIncomplete, SceneUnreadable
-from service.mapping.tiff import expected_bytes
+from service.errors import DtypeUnsupported, SceneIncomplete, SceneTooLarge, SceneUnreadable
+from service.mapping.tiff import declared_size, expected_bytes
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # classic and BigTIFF, both byte orders
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
@@ -35,6 +35,37 @@ ENVI_SUFFIXES = (".img", ".bsq", ".bil", ".bip", ".dat", ".raw")
 FORMATS = "GeoTIFF, or ENVI (a data file and its .hdr)"
 # Blocks of a tiled file are met again by the next strip: enough for a row of them in most scenes, and a bound.
 CACHE_BYTES = 192 << 20
+# The largest piece of a packed file that a server unpacks.
+BLOCK_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a scene may ask for at most; a server sets them, a person's own machine has none."""
+
+    pixels: int
+    bands: int
+    unpacked_bytes: int
+    header_bytes: int
+
+    def check_size(self, name: str, rows: int, cols: int, bands: int) -> None:
+        """Refuse what is too large by its own account, before anything is made of it."""
+        if rows * cols > self.pixels:
+            raise SceneTooLarge(f"{name} is {rows} x {cols} pixels; this server accepts {self.pixels} in all: crop it")
+        if bands > self.bands:
+            raise SceneTooLarge(f"{name} has {bands} bands; this server accepts {self.bands}: drop some")
+
+    def check_unpacked(self, name: str, unpacked_bytes: int, block_bytes: int) -> None:
+        """Refuse what grows too large when it is unpacked, as a whole or in one piece."""
+        if unpacked_bytes > self.unpacked_bytes:
+            raise SceneTooLarge(
+                f"{name} holds {unpacked_bytes} bytes when unpacked; this server accepts {self.unpacked_bytes}: crop it"
+            )
+        if block_bytes > BLOCK_BYTES:
+            raise SceneTooLarge(
+                f"{name} is packed in blocks of {block_bytes >> 20} MB, which have to be unpacked whole; at most "
+                f"{BLOCK_BYTES >> 20} MB are accepted: write it with smaller tiles or strips"
+            )
 
 
 @dataclass(frozen=True)
@@ -42,6 +73,7 @@ class Scene:
     """A scene that was opened and found sound; bands are the good ones only."""
 
     path: Path
+    name: str  # what its owner calls it
     driver: str
     rows: int
     cols: int
@@ -76,13 +108,17 @@ class Scene:
         )
 
 
-def open_scene(path: Path) -> Scene:
+def open_scene(path: Path, limits: Limits | None = None) -> Scene:
     """Understand a scene, or refuse it."""
     path, driver = _locate(path)
+    if limits is not None:
+        limits.check_size(path.name, *_declared_size(path, driver, limits))
     if driver == "GTiff":
         _check_tail(path)
     try:
         with _opened(path, driver) as dataset, np.errstate(over="ignore"):
+            if limits is not None:
+                _check_blocks(path, dataset, limits)
             return _understand(path, driver, dataset)
     except GDAL_ERRORS as error:
         raise SceneUnreadable(f"{path.name} cannot be read as {driver}: {error}; send {FORMATS}") from error
@@ -257,6 +293,7 @@ def _understand(path: Path, driver: str, dataset: Any) -> Scene:
         warnings.append("the scene has no coordinate reference system; its transform is kept")
     return Scene(
         path=path,
+        name=path.name,
         driver=driver,
         rows=dataset.height,
         cols=dataset.width,
@@ -276,22 +313,44 @@ def _understand(path: Path, driver: str, dataset: Any) -> Scene:
     )
 
 
+def _declared_size(path: Path, driver: str, limits: Limits) -> tuple[int, int, int]:
+    """Rows, columns and bands as the file's own header has them, without GDAL."""
+    if driver == "GTiff":
+        return declared_size(path)
+    header = _header_of(path)
+    if header is None or header.stat().st_size > limits.header_bytes:
+        raise SceneTooLarge(f"the header of {path.name} is longer than {limits.header_bytes} bytes: shorten it")
+    numbers = dict(re.findall(rb"(?im)^\s*(samples|lines|bands)\s*=\s*(\d{1,18})\b", header.read_bytes()))
+    rows, cols, bands = (int(numbers.get(name, 0)) for name in (b"lines", b"samples", b"bands"))
+    return rows, cols, bands
+
+
+def _check_blocks(path: Path, dataset: Any, limits: Limits) -> None:
+    limits.check_size(path.name, dataset.height, dataset.width, dataset.count)
+    item_bytes = max(np.dtype(kind).itemsize if kind in DTYPES else 16 for kind in dataset.dtypes)
+    block_rows, block_cols = dataset.block_shapes[0]
+    is_pixel = dataset.interleaving is not None and dataset.interleaving.value == "PIXEL"
+    unpacked_bytes = dataset.height * dataset.width * dataset.count * item_bytes
+    block_bytes = block_rows * block_cols * item_bytes * (dataset.count if is_pixel else 1)
+    limits.check_unpacked(path.name, unpacked_bytes, block_bytes)
+
+
 def _check_size(path: Path, dataset: Any, header: dict[str, str]) -> None:
     """GDAL reads zeros where an ENVI file ends too early; count its bytes instead."""
     item_bytes = np.dtype(dataset.dtypes[0]).itemsize
     expected = int(header.get("header_offset", "0")) + dataset.width * dataset.height * dataset.count * item_bytes
     is_packed = header.get("file_compression", "0").strip() == "1"
-    found = _unpacked_bytes(path) if is_packed else path.stat().st_size
+    found = _unpacked_bytes(path, expected) if is_packed else path.stat().st_size
     if found < expected:
         raise SceneUnreadable(f"{path.name} is cut short: {found} bytes of {expected}; copy it again")
 
 
-def _unpacked_bytes(path: Path) -> int:
-    """How many bytes a gzip file holds, read to its end; what is cut or damaged does not count."""
+def _unpacked_bytes(path: Path, enough: int) -> int:
+    """How many bytes a gzip file holds, counted until there are enough; what is cut or damaged does not count."""
     found = 0
     with gzip.open(path) as file:
         try:
-            while part := file.read(1 << 20):
+            while found < enough and (part := file.read(1 << 20)):
                 found += len(part)
         except (EOFError, gzip.BadGzipFile, zlib.error):
             return found

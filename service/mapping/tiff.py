@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,6 +40,26 @@ class _Layout:
         parts = [("tag", self.order + "u2"), ("kind", self.order + "u2"), ("values", self.offsets)]
         return np.dtype([*parts, ("word", self.offsets)])
 
+    def word_of_entry(self, start: int, place: int) -> int:
+        """Where the value of a directory's entry stands, if it is short enough to stand there."""
+        return start + place * self.entry.itemsize + self.entry.fields["word"][1]  # type: ignore[index]
+
+
+def declared_size(path: Path) -> tuple[int, int, int]:
+    """Rows, columns and bands that the first directory speaks of; 0 where it is silent."""
+    numbers = {257: 0, 256: 0, 277: 1}
+    with path.open("rb") as file:
+        layout = _layout(file.read(4))
+        size = os.fstat(file.fileno()).st_size
+        with suppress(_Beyond):  # cut short: `expected_bytes` tells
+            entries, start, _ = _entries(file, _number(file, layout.first, layout.offsets, size), layout, size)
+            for place, (tag, kind, values, _word) in enumerate(entries):
+                if tag in numbers and kind in TYPE_CODES and values == 1:
+                    where = layout.word_of_entry(start, place)
+                    numbers[tag] = _number(file, where, layout.order + TYPE_CODES[kind], size)
+    rows, cols, bands = numbers.values()
+    return rows, cols, bands
+
 
 def expected_bytes(path: Path) -> int:
     """The size that the file's directories speak of: none of what they name lies further back."""
@@ -66,15 +87,12 @@ def _layout(start: bytes) -> _Layout:
 
 def _directory(file: BinaryIO, place: int, layout: _Layout, size: int) -> tuple[int, int]:
     """How far what one directory names reaches, and where the next one stands."""
-    start = place + np.dtype(layout.counts).itemsize
-    count = _number(file, place, layout.counts, size)
-    entries = _numbers(file, start, layout.entry, count, size)
-    after = start + count * layout.entry.itemsize
+    entries, start, after = _entries(file, place, layout, size)
     furthest = after + np.dtype(layout.offsets).itemsize
     blocks: dict[int, NDArray[np.uint64]] = {}
-    for place_of_entry, (tag, kind, values, word) in enumerate(entries.tolist()):
+    for place_of_entry, (tag, kind, values, word) in enumerate(entries):
         value_bytes = values * (TYPE_BYTES[kind] if kind < len(TYPE_BYTES) else 0)
-        where = start + place_of_entry * layout.entry.itemsize + layout.entry.fields["word"][1]  # type: ignore[index]
+        where = layout.word_of_entry(start, place_of_entry)
         if value_bytes > np.dtype(layout.offsets).itemsize:
             where = word
             furthest = max(furthest, where + value_bytes)
@@ -84,6 +102,16 @@ def _directory(file: BinaryIO, place: int, layout: _Layout, size: int) -> tuple[
         if offsets in blocks and lengths in blocks and len(blocks[offsets]) == len(blocks[lengths]):
             furthest = max(furthest, int((blocks[offsets] + blocks[lengths]).max(initial=0)))
     return furthest, _number(file, after, layout.offsets, size)
+
+
+def _entries(
+    file: BinaryIO, place: int, layout: _Layout, size: int
+) -> tuple[list[tuple[int, int, int, int]], int, int]:
+    """A directory's entries (tag, kind, values, word), where they start, and where they end."""
+    start = place + np.dtype(layout.counts).itemsize
+    count = _number(file, place, layout.counts, size)
+    entries = _numbers(file, start, layout.entry, count, size)
+    return entries.tolist(), start, start + count * layout.entry.itemsize
 
 
 def _number(file: BinaryIO, place: int, kind: str, size: int) -> int:

@@ -69,14 +69,16 @@ class ViewedPixels:
     def __init__(self, view: SceneView, pixels: ScenePixels) -> None:
         self._view = view
         self._pixels = pixels
-        self.absurd_pixels = 0  # whose values no sensor measures: undeclared no-data, most likely
+        # How many pixels of a row hold what no sensor measures: undeclared no-data, most likely.
+        self.absurd_in_row: dict[int, int] = {}
 
     def read(self, top: int, bottom: int) -> Pixels:
         """Rows top..bottom, in the bundle's bands."""
         cube, valid = self._pixels.read(Window(0, top, self._view.scene.cols, bottom - top))
         if self._view.scene.dtype.startswith("float"):
             is_absurd = valid & (np.abs(cube).max(axis=-1) > LARGEST_VALUE)
-            self.absurd_pixels += int(is_absurd.sum())
+            for row in np.flatnonzero(is_absurd.any(axis=-1)):
+                self.absurd_in_row[top + int(row)] = int(is_absurd[row].sum())
             valid &= ~is_absurd
         return Pixels(top, fit_bands(cube, valid, self._view.match.weights, self._view.fill), valid)
 

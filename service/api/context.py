@@ -1,0 +1,83 @@
+"""What every call has at hand: the service behind the app, the caller, and the address that links begin with."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import time
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+
+from service.api.watch import Watch
+from service.errors import NoSuchJob, Unauthorized
+from service.jobs.admission import Admission
+from service.jobs.models import Models
+from service.jobs.records import JobRecord
+from service.jobs.store import Store
+from service.settings import Settings
+
+
+@dataclass(frozen=True)
+class Service:
+    """Everything behind the calls."""
+
+    settings: Settings
+    store: Store
+    models: Models
+    admission: Admission
+    watch: Watch
+    began: float = field(default_factory=time.time)
+
+    async def count_upload(self, received_bytes: int) -> None:
+        """Remember how much came in."""
+        await asyncio.to_thread(self.store.count, "upload_bytes_total", received_bytes)
+
+    async def job(self, job_id: str, owner: str) -> JobRecord:
+        """A caller's job, or the refusal."""
+        job = await asyncio.to_thread(self.store.job, job_id, owner)
+        if job is None:
+            raise NoSuchJob(
+                f"there is no job {job_id[:100]!r} of yours: results are kept for {self.settings.keep_results_s:.0f} s"
+            )
+        return job
+
+
+def service_of(request: Request) -> Service:
+    """The service behind the app."""
+    service: Service = request.app.state.service
+    return service
+
+
+_header = APIKeyHeader(name="X-API-Key", auto_error=False, description="an API key, where the server wants one")
+_bearer = HTTPBearer(auto_error=False, description="an API key, where the server wants one")
+
+
+async def owner_of(
+    request: Request,
+    key: Annotated[str | None, Depends(_header)],
+    bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+) -> str:
+    """Who calls: everybody is one owner where there are no keys, otherwise each key is its own."""
+    keys = service_of(request).settings.api_keys
+    if not keys:
+        return ""
+    given = (key or (bearer.credentials if bearer else "")).encode("utf-8", "surrogateescape")
+    # All keys are compared, each in constant time: how long it takes says nothing.
+    matches = [hmac.compare_digest(given, known.get_secret_value().encode()) for known in keys]
+    if not given or not any(matches):
+        raise Unauthorized("this server wants an API key: send it as X-API-Key, or as Authorization: Bearer")
+    return hashlib.sha256(given).hexdigest()[:32]
+
+
+def base_of(request: Request) -> str:
+    """What links begin with."""
+    return service_of(request).settings.public_url or str(request.base_url).rstrip("/")
+
+
+ServiceDep = Annotated[Service, Depends(service_of)]
+OwnerDep = Annotated[str, Depends(owner_of)]
+BaseDep = Annotated[str, Depends(base_of)]

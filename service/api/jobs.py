@@ -1,0 +1,179 @@
+"""Jobs: status, results, events, dismissal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from service.api.context import BaseDep, OwnerDep, Service, ServiceDep
+from service.api.documents import (
+    ID_EXAMPLE,
+    MEDIA_TYPES,
+    ZIP_NAME,
+    JobList,
+    Link,
+    StatusInfo,
+    result_links,
+    status_of,
+)
+from service.api.problems import problems
+from service.api.results import ZIP_TYPE, accepts_zip, file_response, require_results, zip_response
+from service.api.watch import Stopping
+from service.jobs.records import JobRecord
+
+router = APIRouter(tags=["jobs"])
+
+QUIET_S = 15.0  # after so much silence an event stream says that it is still there
+RECONNECT_MS = 1000
+EVENT_STREAM = "text/event-stream"
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+PLAIN = {"text/plain": {"schema": {"type": "string"}}}
+EVENT_EXAMPLE = 'id: 7\nevent: status\ndata: {"status": "running", "progress": 40}\n\n'
+LINKS_EXAMPLE = {"classes": {"href": "http://localhost:8000/jobs/0123/results/classes.tif", "type": "image/tiff"}}
+
+JobId = Annotated[str, Path(max_length=100, description="from POST /classify", examples=[ID_EXAMPLE])]
+ResultName = Annotated[Literal["classes.tif", "probabilities.tif", "confidence.tif", "classes.qml", "preview.png",
+                               "summary.json", "item.json", "results.zip"], Path()]  # fmt: skip
+Status = Literal["accepted", "running", "successful", "failed", "dismissed"]
+
+
+@router.get("/jobs", summary="Your jobs, the newest first", response_model_exclude_none=True, responses=problems())
+async def list_jobs(
+    service: ServiceDep,
+    owner: OwnerDep,
+    base: BaseDep,
+    limit: Annotated[int, Query(ge=1, le=1000, description="jobs a page")] = 20,
+    offset: Annotated[int, Query(ge=0, le=10**9, description="jobs to leave out from the start")] = 0,
+    status: Annotated[list[Status] | None, Query(description="only these")] = None,
+) -> JobList:
+    """A page of jobs; follow the links `next` and `prev`."""
+    found = await asyncio.to_thread(service.store.jobs, owner, status or [], limit + 1, offset)
+    links = [Link(href=_page(base, limit, offset, status), rel="self", type="application/json")]
+    if len(found) > limit:
+        links.append(Link(href=_page(base, limit, offset + limit, status), rel="next", type="application/json"))
+    if offset:
+        links.append(Link(href=_page(base, limit, max(0, offset - limit), status), rel="prev", type="application/json"))
+    return JobList(jobs=[status_of(job, base) for job in found[:limit]], links=links)
+
+
+def _page(base: str, limit: int, offset: int, status: list[Status] | None) -> str:
+    return f"{base}/jobs?limit={limit}&offset={offset}" + "".join(f"&status={one}" for one in status or [])
+
+
+@router.get("/jobs/{job_id}", summary="A job", response_model_exclude_none=True, responses=problems(404))
+async def show_job(job_id: JobId, service: ServiceDep, owner: OwnerDep, base: BaseDep) -> StatusInfo:
+    """Status, progress in patches, the time left, and links."""
+    return status_of(await service.job(job_id, owner), base)
+
+
+@router.delete("/jobs/{job_id}", summary="Dismiss a job", response_model_exclude_none=True, responses=problems(404))
+async def dismiss_job(job_id: JobId, service: ServiceDep, owner: OwnerDep, base: BaseDep) -> StatusInfo:
+    """Stop it within a second, or drop its results; the disk is freed."""
+    job = await service.job(job_id, owner)
+    await asyncio.to_thread(service.admission.dismiss, job)
+    return status_of(await service.job(job_id, owner), base)
+
+
+@router.get(
+    "/jobs/{job_id}/results",
+    summary="Where the results are",
+    responses={
+        200: {
+            "description": "Every output by reference; with Accept: application/zip all of them",
+            "content": {
+                "application/json": {"schema": {"type": "object"}, "example": LINKS_EXAMPLE},
+                ZIP_TYPE: BINARY,
+            },
+        },
+        **problems(404, 413, 507),
+    },
+)
+async def show_results(
+    job_id: JobId, request: Request, service: ServiceDep, owner: OwnerDep, base: BaseDep
+) -> Response:
+    """OGC's results document."""
+    job = await service.job(job_id, owner)
+    require_results(job, f"{base}/jobs/{job.id}")
+    return zip_response(service, job) if accepts_zip(request) else JSONResponse(result_links(job, base))
+
+
+@router.api_route(
+    "/jobs/{job_id}/results/{name}",
+    methods=["GET", "HEAD"],
+    summary="A file of the results",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "The file",
+            "content": dict.fromkeys(sorted({*MEDIA_TYPES.values(), ZIP_TYPE}), BINARY),
+        },
+        206: {
+            "description": "A part of the file, for Range",
+            "content": dict.fromkeys(sorted({*MEDIA_TYPES.values(), "multipart/byteranges"}), BINARY),
+        },
+        304: {"description": "The caller has it already (If-None-Match)"},
+        400: {"description": "A range that cannot be understood", "content": PLAIN},
+        416: {"description": "A range outside of the file", "content": PLAIN},
+        **problems(404, 413, 507),
+    },
+)
+async def read_result(
+    job_id: JobId, name: ResultName, request: Request, service: ServiceDep, owner: OwnerDep, base: BaseDep
+) -> Response:
+    """With ETag, Range and HEAD, so that GDAL's /vsicurl/ and browsers read the COGs in place."""
+    job = await service.job(job_id, owner)
+    require_results(job, f"{base}/jobs/{job.id}")
+    if name == ZIP_NAME:
+        return zip_response(service, job)
+    return file_response(service, job, name, request)
+
+
+@router.get(
+    "/jobs/{job_id}/events",
+    summary="Progress as server-sent events",
+    responses={
+        200: {
+            "description": "An event `status` with the job's document after every change, until it is finished",
+            "content": {EVENT_STREAM: {"schema": {"type": "string"}, "example": EVENT_EXAMPLE}},
+        },
+        204: {"description": "The job is finished and the caller has seen that: do not reconnect"},
+        **problems(404),
+    },
+)
+async def watch_job(
+    job_id: JobId,
+    service: ServiceDep,
+    owner: OwnerDep,
+    base: BaseDep,
+    last_event_id: Annotated[str | None, Header(description="the last event that was seen")] = None,
+) -> Response:
+    """Each event's id is the job's version: a reader that reconnects with Last-Event-ID misses nothing and sees
+    nothing twice."""
+    job = await service.job(job_id, owner)
+    seen = int(last_event_id) if last_event_id and re.fullmatch("[0-9]{1,18}", last_event_id) else 0
+    if job.is_finished and job.version <= seen:
+        return Response(status_code=204)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy must not hold events back
+    return StreamingResponse(_events(service, job, base, seen), media_type=EVENT_STREAM, headers=headers)
+
+
+async def _events(service: Service, job: JobRecord, base: str, seen: int) -> AsyncIterator[str]:
+    yield f"retry: {RECONNECT_MS}\n\n"
+    if job.version > seen:
+        yield _event(job, base)
+    try:
+        async for changed in service.watch.changes(job, QUIET_S):
+            yield _event(changed, base) if changed else ": still here\n\n"
+    except Stopping:
+        return
+
+
+def _event(job: JobRecord, base: str) -> str:
+    document: dict[str, Any] = status_of(job, base).model_dump(mode="json", exclude_none=True)
+    return f"id: {job.version}\nevent: status\ndata: {json.dumps(document)}\n\n"

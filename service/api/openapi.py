@@ -1,0 +1,56 @@
+"""The OpenAPI document in version 3.0, which OGC's conformance class asks for; FastAPI writes 3.1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+VERSION = "3.0.3"
+
+
+def install_openapi(app: FastAPI) -> None:
+    """Have the app describe itself in 3.0."""
+
+    def describe() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(
+                title=app.title,
+                version=app.version,
+                description=app.description,
+                routes=app.routes,
+                tags=app.openapi_tags,
+                openapi_version=VERSION,
+            )
+            app.openapi_schema = to_3_0(document)
+        return app.openapi_schema
+
+    app.openapi = describe  # type: ignore[method-assign]
+
+
+def to_3_0(node: Any) -> Any:
+    """The same document in the words of 3.0: null is a flag, a constant is a list of one, an example stands alone."""
+    if isinstance(node, list):
+        return [to_3_0(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    new = {key: to_3_0(value) for key, value in node.items()}
+    for choice in ("anyOf", "oneOf"):
+        kinds = new.get(choice)
+        if isinstance(kinds, list) and {"type": "null"} in kinds:
+            rest = [kind for kind in kinds if kind != {"type": "null"}]
+            del new[choice]
+            new |= (
+                rest[0] if len(rest) == 1 and "$ref" not in rest[0] else {"allOf" if len(rest) == 1 else choice: rest}
+            )
+            new["nullable"] = True
+    if "const" in new and "type" in new:
+        new["enum"] = [new.pop("const")]
+    examples = new.get("examples")
+    if isinstance(examples, list):  # of a schema; a media type's are a mapping
+        del new["examples"]
+        new.setdefault("example", examples[0])
+    if new.pop("contentMediaType", None) == "application/octet-stream":
+        new["format"] = "binary"
+    return new

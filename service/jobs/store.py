@@ -1,0 +1,388 @@
+"""The store: one SQLite file that is the truth about scenes, jobs, workers and counts."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from service.errors import InferenceFailed, ServiceError, StorageFull
+from service.jobs.records import JobRecord, SceneRecord, Status, WorkerRecord, from_row, new_id, to_row
+
+MOST_DEATHS = 3
+
+# One step for each version of the file; a new version appends a step, and older files are brought up at start.
+MIGRATIONS = (
+    """
+    CREATE TABLE scenes (
+        id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT NOT NULL, file TEXT NOT NULL, size_bytes INTEGER NOT NULL,
+        created REAL NOT NULL, expires REAL NOT NULL, document TEXT NOT NULL, is_temporary INTEGER NOT NULL
+    );
+    CREATE TABLE jobs (
+        id TEXT PRIMARY KEY, owner TEXT NOT NULL, scene_id TEXT NOT NULL, scene_name TEXT NOT NULL,
+        model TEXT NOT NULL, options TEXT NOT NULL, status TEXT NOT NULL, created REAL NOT NULL,
+        updated REAL NOT NULL, started REAL, finished REAL, expires REAL, version INTEGER NOT NULL,
+        cells_done INTEGER NOT NULL, cells_total INTEGER NOT NULL, seconds_left REAL, worker TEXT, device TEXT,
+        provider TEXT, token TEXT, lease_until REAL, resumes INTEGER NOT NULL, deaths INTEGER NOT NULL,
+        death_mark INTEGER NOT NULL, error_code TEXT, error_status INTEGER, error_detail TEXT, seconds TEXT NOT NULL,
+        idempotency_key TEXT, request_id TEXT
+    );
+    CREATE INDEX jobs_by_status ON jobs (status, created);
+    CREATE INDEX jobs_by_owner ON jobs (owner, created);
+    CREATE INDEX jobs_by_scene ON jobs (scene_id);
+    CREATE UNIQUE INDEX jobs_by_key ON jobs (owner, idempotency_key) WHERE idempotency_key IS NOT NULL;
+    CREATE TABLE workers (
+        name TEXT PRIMARY KEY, device TEXT NOT NULL, pid INTEGER NOT NULL, state TEXT NOT NULL, provider TEXT,
+        reason TEXT, heartbeat REAL NOT NULL
+    );
+    CREATE TABLE counts (name TEXT NOT NULL, labels TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (name, labels));
+    """,
+)
+# Upper ends of the histograms' buckets, in seconds.
+BUCKETS_S = (0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 14400)
+
+
+class Store:
+    """The store, from any thread: each has a connection of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._local = threading.local()
+        with self.transaction() as db:
+            version: int = db.execute("PRAGMA user_version").fetchone()[0]
+            if version > len(MIGRATIONS):
+                raise StoreTooNew(f"{path} was written by a newer hyperscene: upgrade, or use another data folder")
+        if version < len(MIGRATIONS):
+            self._migrate(version)
+
+    def _migrate(self, version: int) -> None:
+        for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
+            self._connection().executescript(f"BEGIN; {step} PRAGMA user_version = {number}; COMMIT;")
+
+    def _connection(self) -> sqlite3.Connection:
+        if not hasattr(self._local, "connection"):
+            connection = sqlite3.connect(self._path, timeout=30, isolation_level=None)
+            connection.row_factory = sqlite3.Row
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")  # what was answered survives a power cut
+            self._local.connection = connection
+        found: sqlite3.Connection = self._local.connection
+        return found
+
+    @contextmanager
+    def transaction(self) -> Generator[sqlite3.Connection, None, None]:
+        """All or nothing; a full disk is told as one."""
+        try:
+            connection = self._connection()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        except sqlite3.OperationalError as error:
+            if "full" in str(error) or "disk I/O" in str(error):
+                raise StorageFull("the disk of the data folder is full: free it and try again") from error
+            raise
+
+    def _rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        return self._connection().execute(query, values).fetchall()
+
+    # Scenes
+
+    def add_scene(self, scene: SceneRecord) -> None:
+        """Keep an uploaded scene."""
+        with self.transaction() as db:
+            _insert(db, "scenes", to_row(scene))
+
+    def scene(self, scene_id: str, owner: str | None = None) -> SceneRecord | None:
+        """A scene; with `owner` only if it is theirs."""
+        rows = self._rows("SELECT * FROM scenes WHERE id = ? AND (? IS NULL OR owner = ?)", scene_id, owner, owner)
+        return from_row(SceneRecord, rows[0]) if rows else None
+
+    def remove_scene(self, scene_id: str) -> bool:
+        """Forget a scene, unless a job still has to read it."""
+        with self.transaction() as db:
+            waiting = db.execute(
+                "SELECT 1 FROM jobs WHERE scene_id = ? AND status IN ('accepted', 'running')", (scene_id,)
+            ).fetchone()
+            if not waiting:
+                db.execute("DELETE FROM scenes WHERE id = ?", (scene_id,))
+            return not waiting
+
+    def expired_scenes(self, now: float) -> list[str]:
+        """Scenes past their time that no unfinished job needs."""
+        rows = self._rows(
+            "SELECT id FROM scenes WHERE expires < ? AND id NOT IN "
+            "(SELECT scene_id FROM jobs WHERE status IN ('accepted', 'running'))",
+            now,
+        )
+        return [row["id"] for row in rows]
+
+    # Jobs
+
+    def add_job(self, job: JobRecord, scene: SceneRecord | None = None) -> JobRecord:
+        """Keep a job and, with it, a scene of its own; answers the earlier job of the same idempotency key."""
+        with self.transaction() as db:
+            if job.idempotency_key is not None and (made := self._by_key(db, job.owner, job.idempotency_key)):
+                return made
+            if scene is not None:
+                _insert(db, "scenes", to_row(scene))
+            _insert(db, "jobs", to_row(job))
+            _count(db, "jobs_submitted_total", {}, 1)
+        return job
+
+    def job_by_key(self, owner: str, key: str) -> JobRecord | None:
+        """The job that an idempotency key made."""
+        return self._by_key(self._connection(), owner, key)
+
+    @staticmethod
+    def _by_key(db: sqlite3.Connection, owner: str, key: str) -> JobRecord | None:
+        row = db.execute("SELECT * FROM jobs WHERE owner = ? AND idempotency_key = ?", (owner, key)).fetchone()
+        return from_row(JobRecord, row) if row else None
+
+    def job(self, job_id: str, owner: str | None = None) -> JobRecord | None:
+        """A job; with `owner` only if it is theirs."""
+        rows = self._rows("SELECT * FROM jobs WHERE id = ? AND (? IS NULL OR owner = ?)", job_id, owner, owner)
+        return from_row(JobRecord, rows[0]) if rows else None
+
+    def jobs(self, owner: str, statuses: Iterable[str], limit: int, offset: int) -> list[JobRecord]:
+        """An owner's jobs, the newest first; of some statuses, or of all."""
+        wanted = list(statuses)
+        marks = ", ".join("?" * len(wanted))
+        condition = f"AND status IN ({marks})" if wanted else ""
+        query = f"SELECT * FROM jobs WHERE owner = ? {condition} ORDER BY created DESC, id LIMIT ? OFFSET ?"
+        return [from_row(JobRecord, row) for row in self._rows(query, owner, *wanted, limit, offset)]
+
+    def versions(self, job_ids: Iterable[str]) -> dict[str, int]:
+        """How far jobs have changed, for those who watch them."""
+        ids = list(job_ids)
+        rows = self._rows(f"SELECT id, version FROM jobs WHERE id IN ({', '.join('?' * len(ids))})", *ids)
+        return {row["id"]: row["version"] for row in rows}
+
+    def count_jobs(self) -> dict[str, int]:
+        """Jobs by status."""
+        return {row[0]: row[1] for row in self._rows("SELECT status, COUNT(*) FROM jobs GROUP BY status")}
+
+    def mean_job_seconds(self) -> float | None:
+        """How long the last jobs took."""
+        rows = self._rows(
+            "SELECT AVG(finished - started) FROM (SELECT * FROM jobs WHERE status = 'successful' "
+            "ORDER BY finished DESC LIMIT 20)"
+        )
+        mean: float | None = rows[0][0]
+        return mean
+
+    def claim(self, worker: str, lease_s: float) -> JobRecord | None:
+        """The oldest job that waits, or whose worker fell silent, now held by this worker."""
+        now = time.time()
+        with self.transaction() as db:
+            row = db.execute(
+                "SELECT * FROM jobs WHERE status = 'accepted' OR (status = 'running' AND lease_until < ?) "
+                "ORDER BY created LIMIT 1",
+                (now,),
+            ).fetchone()
+            if row is None:
+                return None
+            job = from_row(JobRecord, row)
+            if job.started is None:
+                _observe(db, "job_queue_seconds", {}, now - job.created)
+            else:
+                _count(db, "job_resumes_total", {}, 1)
+            _update(
+                db, job.id, status="running", started=job.started or now, worker=worker, token=new_id(),
+                lease_until=now + lease_s, resumes=job.resumes + (job.started is not None), seconds_left=None,
+            )  # fmt: skip
+            return self._in(db, job.id)
+
+    def renew(self, job: JobRecord, lease_s: float, done: int, total: int, seconds_left: float | None) -> bool:
+        """Hold on to a job and tell how far it is; False where it was dismissed or given to another."""
+        with self.transaction() as db:
+            if not self._is_held(db, job):
+                return False
+            _update(
+                db, job.id, lease_until=time.time() + lease_s, cells_done=done, cells_total=total,
+                seconds_left=seconds_left,
+            )  # fmt: skip
+            return True
+
+    def note_provider(self, job: JobRecord, device: str, provider: str) -> None:
+        """What runs the job."""
+        with self.transaction() as db:
+            if self._is_held(db, job):
+                _update(db, job.id, device=device, provider=provider)
+
+    def release(self, job: JobRecord) -> None:
+        """Give a job back, to go on later."""
+        with self.transaction() as db:
+            if self._is_held(db, job):
+                _update(db, job.id, status="accepted", token=None, lease_until=None, worker=None, seconds_left=None)
+
+    def succeed(self, job: JobRecord, summary: Mapping[str, Any], keep_s: float) -> bool:
+        """Record a finished map; False where the job was not the worker's any more."""
+        with self.transaction() as db:
+            if not self._is_held(db, job):
+                return False
+            _count(db, "patches_total", {}, summary["patches"])
+            _count(db, "pixels_total", {"kind": "valid"}, summary["valid_pixels"])
+            _count(db, "pixels_total", {"kind": "no_data"}, summary["no_data_pixels"])
+            for stage, seconds in summary["seconds"].items():
+                if stage != "total":
+                    _observe(db, "stage_seconds", {"stage": stage}, seconds)
+            current = self._in(db, job.id)
+            self._end(db, current, "successful", keep_s, cells_done=current.cells_total, seconds=summary["seconds"])
+            return True
+
+    def fail(self, job: JobRecord, error: ServiceError, keep_s: float) -> bool:
+        """Record why a job failed; False where it was not the worker's any more."""
+        with self.transaction() as db:
+            is_held = self._is_held(db, job)
+            if is_held:
+                self._end_failed(db, job, error, keep_s)
+            return is_held
+
+    def dismiss(self, job_id: str, keep_s: float) -> None:
+        """Stop a job, or drop the results of a finished one."""
+        with self.transaction() as db:
+            job = self._in(db, job_id)
+            if job.status != "dismissed":
+                self._end(db, job, "dismissed", keep_s)
+
+    def forfeit(self, worker: str, marks: Mapping[str, int], keep_s: float) -> None:
+        """Free the jobs of a worker that died; `marks` says how many strips of each are finished.
+
+        A job whose worker died three times without one more strip is to blame, and fails.
+        """
+        with self.transaction() as db:
+            for row in db.execute("SELECT * FROM jobs WHERE status = 'running' AND worker = ?", (worker,)).fetchall():
+                job = from_row(JobRecord, row)
+                mark = marks.get(job.id, 0)
+                deaths = 1 if mark > job.death_mark else job.deaths + 1
+                if deaths >= MOST_DEATHS:
+                    error = InferenceFailed(
+                        f"the worker died {deaths} times at the same place of this job (out of memory, or a crash of "
+                        f"{job.provider or 'the engine'}): report the job's id, {job.id}"
+                    )
+                    self._end_failed(db, job, error, keep_s)
+                else:
+                    _update(
+                        db, job.id, status="accepted", token=None, lease_until=None, worker=None, deaths=deaths,
+                        death_mark=max(mark, job.death_mark), seconds_left=None,
+                    )  # fmt: skip
+
+    def free_all(self) -> None:
+        """Free every running job: their workers went down with the server, which is no fault of theirs."""
+        with self.transaction() as db:
+            for row in db.execute("SELECT id FROM jobs WHERE status = 'running'").fetchall():
+                _update(db, row["id"], status="accepted", token=None, lease_until=None, worker=None, seconds_left=None)
+            db.execute("DELETE FROM workers")
+
+    def expired_jobs(self, now: float) -> list[str]:
+        """Finished jobs past their time."""
+        return [row["id"] for row in self._rows("SELECT id FROM jobs WHERE expires < ?", now)]
+
+    def remove_job(self, job_id: str) -> None:
+        """Forget a job."""
+        with self.transaction() as db:
+            db.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+
+    def known(self, table: str) -> set[str]:
+        """Every id of a table, to tell folders that belong to nobody."""
+        return {row["id"] for row in self._rows(f"SELECT id FROM {table}")}
+
+    @staticmethod
+    def _in(db: sqlite3.Connection, job_id: str) -> JobRecord:
+        return from_row(JobRecord, db.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone())
+
+    @staticmethod
+    def _is_held(db: sqlite3.Connection, job: JobRecord) -> bool:
+        found = db.execute(
+            "SELECT 1 FROM jobs WHERE id = ? AND token = ? AND status = 'running'", (job.id, job.token)
+        ).fetchone()
+        return found is not None
+
+    def _end_failed(self, db: sqlite3.Connection, job: JobRecord, error: ServiceError, keep_s: float) -> None:
+        self._end(
+            db, job, "failed", keep_s, error_code=error.code, error_status=error.status, error_detail=str(error)
+        )  # fmt: skip
+
+    @staticmethod
+    def _end(db: sqlite3.Connection, job: JobRecord, status: Status, keep_s: float, **changes: Any) -> None:
+        now = time.time()
+        _update(
+            db, job.id, status=status, finished=job.finished or now, expires=now + keep_s, token=None,
+            lease_until=None, seconds_left=None, **changes,
+        )  # fmt: skip
+        if not job.is_finished:
+            _count(db, "jobs_finished_total", {"status": status, "reason": changes.get("error_code", "")}, 1)
+            if job.started is not None:
+                _observe(db, "job_seconds", {}, now - job.started)
+
+    # Workers and counts
+
+    def beat(self, worker: WorkerRecord) -> None:
+        """A worker's sign of life."""
+        with self.transaction() as db:
+            _insert(db, "workers", to_row(worker), "OR REPLACE")
+
+    def workers(self) -> list[WorkerRecord]:
+        """Every worker that was heard of since the server began."""
+        return [from_row(WorkerRecord, row) for row in self._rows("SELECT * FROM workers ORDER BY name")]
+
+    def forget_worker(self, name: str) -> None:
+        """A worker that is no more."""
+        with self.transaction() as db:
+            db.execute("DELETE FROM workers WHERE name = ?", (name,))
+
+    def count(self, name: str, amount: float) -> None:
+        """Add to a counter."""
+        with self.transaction() as db:
+            _count(db, name, {}, amount)
+
+    def counts(self) -> list[tuple[str, dict[str, str], float]]:
+        """Every counter: name, labels, value."""
+        rows = self._rows("SELECT * FROM counts ORDER BY name, labels")
+        return [(row["name"], json.loads(row["labels"]), row["value"]) for row in rows]
+
+
+class StoreTooNew(ServiceError):
+    """A data folder of a later version."""
+
+    code = "store_too_new"
+    status = 500
+
+
+def _insert(db: sqlite3.Connection, table: str, row: Mapping[str, Any], manner: str = "") -> None:
+    marks = ", ".join("?" * len(row))
+    db.execute(f"INSERT {manner} INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
+
+
+def _update(db: sqlite3.Connection, job_id: str, **changes: Any) -> None:
+    """Change a job; every change has a number of its own."""
+    if "seconds" in changes:
+        changes["seconds"] = json.dumps(changes["seconds"])
+    changes["updated"] = time.time()
+    assignments = ", ".join(f"{name} = ?" for name in changes)
+    db.execute(f"UPDATE jobs SET {assignments}, version = version + 1 WHERE id = ?", (*changes.values(), job_id))
+
+
+def _count(db: sqlite3.Connection, name: str, labels: Mapping[str, str], amount: float) -> None:
+    db.execute(
+        "INSERT INTO counts VALUES (?, ?, ?) ON CONFLICT (name, labels) DO UPDATE SET value = value + excluded.value",
+        (name, json.dumps(labels, sort_keys=True), amount),
+    )
+
+
+def _observe(db: sqlite3.Connection, name: str, labels: Mapping[str, str], seconds: float) -> None:
+    """Put a duration into its histogram."""
+    for edge in (edge for edge in BUCKETS_S if seconds <= edge):
+        _count(db, f"{name}_bucket", {**labels, "le": str(float(edge))}, 1)
+    _count(db, f"{name}_bucket", {**labels, "le": "+Inf"}, 1)
+    _count(db, f"{name}_sum", labels, seconds)

@@ -1,0 +1,272 @@
+"""A worker: one process for one device, that maps one job after the other and can be killed at any time."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from shutil import disk_usage, rmtree
+from typing import Any
+
+from model.bundle import Bundle, BundleRefused, load_bundle
+from service import logs
+from service.errors import InferenceFailed, InternalError, NotReady, ServiceError, StorageFull
+from service.jobs.records import JobRecord, WorkerRecord
+from service.jobs.store import Store
+from service.mapping.classify import Cancelled
+from service.mapping.engines import Device, Engine, make_engine
+from service.mapping.pipeline import MapOptions, map_scene
+from service.mapping.scenes import open_scene
+from service.settings import Settings
+
+log = logging.getLogger("hyperscene.worker")
+
+IDLE_S = 1.0  # between looks at the queue; the server wakes a worker when there is something
+BEAT_S = 0.5
+RETRY_S = 10.0  # between attempts to get a device that is not there
+KEPT_ENGINES = 4
+
+
+class Progress:
+    """How far the job at hand is, for the thread that tells the store."""
+
+    def __init__(self) -> None:
+        self.done = self.total = 0
+        self._first: tuple[float, int] | None = None
+
+    def report(self, done: int, total: int) -> None:
+        """Called by the mapping, often."""
+        if self._first is None:
+            self._first = time.monotonic(), done
+        self.done, self.total = max(done, self.done), total
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the speed so far; what an earlier run did says nothing about it."""
+        if self._first is None or self.done <= self._first[1]:
+            return None
+        began, first = self._first
+        return round((time.monotonic() - began) / (self.done - first) * (self.total - self.done), 1)
+
+
+class Worker:
+    """Claims jobs, maps them, and tells the store about it twice a second."""
+
+    def __init__(self, settings: Settings, name: str, device: str, threads: int, bundles: dict[str, Path]) -> None:
+        self._settings = settings
+        self._name = name
+        self._device = device
+        self._threads = threads
+        self._bundles = bundles
+        self._store = Store(settings.database)
+        self._engines: dict[str, tuple[Bundle, Engine]] = {}
+        self._state = WorkerRecord(name, device, os.getpid(), "starting", None, None, time.time())
+        self._is_stopping = threading.Event()
+        self._is_woken = threading.Event()
+        self._look = threading.Event()  # at whether the job at hand is still ours
+        self._job: JobRecord | None = None
+        self._progress = Progress()
+        self._cancelled = threading.Event()
+
+    def wake(self) -> None:
+        """There is a job, or one was dismissed."""
+        self._is_woken.set()
+        self._look.set()
+
+    def stop(self) -> None:
+        """Keep what is done, and end."""
+        self._is_stopping.set()
+        self._cancelled.set()
+        self.wake()
+
+    def run(self, default_model: str) -> None:
+        """Work until told to stop."""
+        threading.Thread(target=self._beat_forever, name="hyperscene-heartbeat", daemon=True).start()
+        while not self._is_stopping.is_set() and not self._is_ready(default_model):
+            self._is_stopping.wait(RETRY_S)
+        while not self._is_stopping.is_set():
+            job = self._claim()
+            if job is None:
+                self._is_woken.wait(IDLE_S)
+                self._is_woken.clear()
+            else:
+                token = logs.job_id.set(job.id)
+                self._work_on(job)
+                logs.job_id.reset(token)
+        self._store.forget_worker(self._name)
+
+    def _is_ready(self, model: str) -> bool:
+        """Whether the device runs the bundle and gives its own answers; otherwise everybody can read why not."""
+        try:
+            _, engine = self._engine(model)
+        except (ServiceError, BundleRefused) as error:
+            self._tell(replace(self._state, state="failed", reason=str(error)))
+            log.error("not ready: %s", error, extra={"worker": self._name, "device": self._device})
+            return False
+        self._tell(replace(self._state, state="ready", provider=engine.provider, device=engine.device, reason=None))
+        log.info("ready on %s", engine.provider, extra={"worker": self._name, "device": engine.device})
+        return True
+
+    def _engine(self, model: str) -> tuple[Bundle, Engine]:
+        if model not in self._bundles:
+            raise NotReady(f"the model {model} is no longer served: send the scene again with another one")
+        if model not in self._engines:
+            while len(self._engines) >= KEPT_ENGINES:
+                self._engines.pop(next(iter(self._engines)))
+            bundle = load_bundle(self._bundles[model])
+            kind: Device = self._device.partition(":")[0]  # type: ignore[assignment]
+            self._engines[model] = bundle, make_engine(bundle, kind, self._threads, self._settings.batch)
+        return self._engines[model]
+
+    def _claim(self) -> JobRecord | None:
+        if disk_usage(self._settings.data).free < self._settings.min_free_bytes:
+            return None  # what waits is not lost; it goes on when there is room
+        try:
+            return self._store.claim(self._name, self._settings.lease_s)
+        except StorageFull:
+            return None
+
+    def _work_on(self, job: JobRecord) -> None:
+        log.info("started" if job.resumes == 0 else "resumed", extra={"worker": self._name})
+        self._progress = Progress()
+        self._progress.done, self._progress.total = job.cells_done, job.cells_total
+        self._cancelled.clear()
+        self._job = job
+        if self._is_stopping.is_set():
+            self._cancelled.set()
+        folder = self._settings.job_folder(job.id)
+        try:
+            summary = self._map(job)
+            if self._insist(lambda: self._store.succeed(job, summary, self._settings.keep_results_s)):
+                rmtree(self._settings.strips_folder(job.id), ignore_errors=True)
+                log.info("successful", extra={"worker": self._name, "seconds": summary["seconds"]["total"]})
+            else:
+                self._leave(job, folder)
+        except Cancelled:
+            if self._is_stopping.is_set():
+                self._insist(lambda: self._store.release(job))
+                log.info("released", extra={"worker": self._name})
+            else:
+                self._leave(job, folder)
+        except (ServiceError, BundleRefused) as error:
+            refusal = error if isinstance(error, ServiceError) else NotReady(str(error))
+            self._give_up(job, folder, refusal)
+        except MemoryError:
+            self._give_up(
+                job, folder, InferenceFailed(f"memory ran out: crop the scene; report the job's id, {job.id}")
+            )
+        except Exception:
+            log.exception("a bug", extra={"worker": self._name})
+            self._give_up(
+                job, folder, InternalError(f"something is wrong with hyperscene: report the job's id, {job.id}")
+            )
+        finally:
+            self._job = None
+
+    def _map(self, job: JobRecord) -> dict[str, Any]:
+        settings = self._settings
+        scene_record = self._store.scene(job.scene_id)
+        if scene_record is None:
+            raise InternalError(f"the scene of job {job.id} is gone: send it again")
+        scene = open_scene(settings.scene_folder(scene_record.id) / scene_record.file, settings.limits)
+        bundle, engine = self._engine(job.model)
+        self._store.note_provider(job, engine.device, engine.provider)
+        results = settings.results_folder(job.id)
+        rmtree(results, ignore_errors=True)  # what a killed run left behind
+        settings.strips_folder(job.id).mkdir(parents=True, exist_ok=True)
+        summary = map_scene(
+            replace(scene, name=job.scene_name), bundle, engine, results, MapOptions(**job.options),
+            self._progress.report, self._cancelled, settings.strips_folder(job.id), job.id,
+        )  # fmt: skip
+        flush_folder(results)
+        return summary
+
+    def _give_up(self, job: JobRecord, folder: Path, error: ServiceError) -> None:
+        """Free the disk first: the store may need the room to say that there was none."""
+        current = self._store.job(job.id)
+        if current is None or current.token == job.token:
+            rmtree(folder, ignore_errors=True)
+        log.warning("failed: %s", error, extra={"worker": self._name, "code": error.code})
+        self._insist(lambda: self._store.fail(job, error, self._settings.keep_results_s))
+
+    def _leave(self, job: JobRecord, folder: Path) -> None:
+        """A job that is not ours any more: dismissed, or another worker's, whose files are not touched."""
+        current = self._store.job(job.id)
+        if current is None or current.is_finished:
+            rmtree(folder, ignore_errors=True)
+        log.info("left: %s", current.status if current else "expired", extra={"worker": self._name})
+
+    def _insist(self, work: Callable[[], Any]) -> Any:
+        """Tell the store, however long its disk stays full."""
+        while True:
+            try:
+                return work()
+            except StorageFull:
+                if self._is_stopping.wait(1.0):
+                    return None
+
+    def _tell(self, state: WorkerRecord) -> None:
+        self._state = replace(state, heartbeat=time.time())
+        self._store.beat(self._state)
+
+    def _beat_forever(self) -> None:
+        while True:
+            try:
+                self._beat()
+            except Exception as error:  # a full disk, say: the next beat may get through
+                log.warning("no heartbeat: %s", error, extra={"worker": self._name})
+            self._look.wait(BEAT_S)
+            self._look.clear()
+
+    def _beat(self) -> None:
+        job, progress = self._job, self._progress
+        if job is not None:
+            is_ours = self._store.renew(
+                job, self._settings.lease_s, progress.done, progress.total, progress.seconds_left
+            )
+            if not is_ours and self._job is job:
+                self._cancelled.set()
+        if time.time() - self._state.heartbeat > 4 * BEAT_S:
+            self._tell(self._state)
+
+
+def flush_folder(folder: Path) -> None:
+    """What lies in a folder survives a power cut from here on."""
+    for path in [*folder.iterdir(), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _obey(worker: Worker) -> None:
+    """A line on standard input wakes the worker; its end means that the server is gone, so the worker ends at once."""
+    for _ in sys.stdin.buffer:
+        worker.wake()
+    os._exit(0)  # finished strips lie on disk; the next server frees the job
+
+
+def main() -> None:
+    """Work for the server whose settings stand in the first line of standard input."""
+    orders = json.loads(sys.stdin.buffer.readline())
+    settings = Settings.model_validate(orders["settings"])
+    logs.set_up_logs(settings.log_level)
+    os.nice(5)  # the server's answers come first
+    bundles = {name: Path(path) for name, path in orders["bundles"].items()}
+    worker = Worker(settings, orders["name"], orders["device"], orders["threads"], bundles)
+    signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_obey, args=(worker,), name="hyperscene-orders", daemon=True).start()
+    worker.run(orders["model"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""What is understood of a scene from its header alone, in words and numbers for people and programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.mapping.scenes import Scene
+
+FORMAT_NAMES = {"GTiff": "GeoTIFF", "ENVI": "ENVI"}
+
+
+def describe_header(scene: Scene) -> dict[str, Any]:
+    """Size, bands, wavelengths, place and warnings; no pixel is read."""
+    nm, transform = scene.wavelengths_nm, scene.transform
+    return {
+        "format": FORMAT_NAMES[scene.driver],
+        "rows": scene.rows,
+        "cols": scene.cols,
+        "type": scene.dtype,
+        "bands": len(scene.bands),
+        "bad_bands": scene.bad_bands,
+        "wavelengths_nm": None if nm is None else [round(float(value), 4) for value in nm],
+        # As text, since JSON has no NaN.
+        "no_data": sorted({f"{value:g}" for value in scene.nodata if value is not None}),
+        "crs": None if scene.crs is None else scene.crs.to_string(),
+        "pixel_size": [_length(transform.a, transform.d), _length(transform.b, transform.e)],
+        "transform": list(transform)[:6],
+        "ground_control_points": len(scene.gcps),
+        "is_georeferenced": scene.is_georeferenced,
+        "warnings": list(scene.warnings),
+    }
+
+
+def _length(x: float, y: float) -> float:
+    """The length of one pixel along an axis that may be turned."""
+    return round(float((x * x + y * y) ** 0.5), 9)

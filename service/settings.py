@@ -1,0 +1,116 @@
+"""Every setting of the service: a flag of `serve`, a HYPERSCENE_ variable, and a line of help, from one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ByteSize, Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from service.mapping.engines import DEVICES
+from service.mapping.scenes import Limits
+
+Words = Annotated[tuple[str, ...], NoDecode]
+Secrets = Annotated[tuple[SecretStr, ...], NoDecode]
+
+
+def _bytes(text: str) -> ByteSize:
+    return ByteSize._validate(text, None)  # type: ignore[arg-type]
+
+
+class Settings(BaseSettings):
+    """What an operator may set; sizes read as 20GB, 512MiB or plain bytes."""
+
+    model_config = SettingsConfigDict(env_prefix="HYPERSCENE_", frozen=True, extra="ignore")
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    data: Path = Field(Path("hyperscene-data"), description="folder for uploads, jobs and results")
+    bundles: Path | None = Field(None, description="folder of .onnx bundles to serve (the demo bundle)")
+    model: str | None = Field(None, description="bundle for requests that name none (the first by name)")
+    device: str = Field(
+        "auto",
+        description="devices, a worker process each: auto, cpu, openvino, cuda, cuda:1, tensorrt; with commas between",
+    )
+    threads: int = Field(0, ge=0, description="threads of all workers on processors together, a count (all cores)")
+    batch: int = Field(0, ge=0, description="patches a call, a count (16, or 256 on a GPU)")
+    strip_px: int = Field(0, ge=0, description="rows of a strip, the unit of checkpoints, in pixels (by memory)")
+
+    max_upload_bytes: ByteSize = Field(_bytes("50GB"), gt=0, description="largest upload, in bytes")
+    max_unpacked_bytes: ByteSize = Field(_bytes("500GB"), gt=0, description="largest scene when unpacked, in bytes")
+    max_header_bytes: ByteSize = Field(_bytes("16MB"), gt=0, description="longest ENVI header, in bytes")
+    max_pixels: int = Field(1_000_000_000, gt=0, description="largest scene, in pixels")
+    max_bands: int = Field(2_000, gt=0, description="most bands of a scene, a count")
+    max_waiting: int = Field(100, gt=0, description="most jobs that wait, a count; more are told to come back")
+    max_uploads: int = Field(32, gt=0, description="most uploads at a time, a count")
+    upload_idle_s: float = Field(60, gt=0, description="longest silence within an upload, in seconds")
+    upload_s: float = Field(6 * 3600, gt=0, description="longest upload, in seconds")
+    headers_after_s: float = Field(
+        5, ge=0, description="a caller who waits for a map gets its headers after so many seconds, the map later"
+    )
+    keep_results_s: float = Field(7 * 86400, gt=0, description="how long jobs and results are kept, in seconds")
+    keep_scenes_s: float = Field(7 * 86400, gt=0, description="how long uploaded scenes are kept, in seconds")
+    min_free_bytes: ByteSize = Field(
+        _bytes("1GB"), ge=0, description="free disk below which no work is taken, in bytes"
+    )
+    lease_s: float = Field(15, gt=1, description="silence after which a worker counts as dead, in seconds")
+    stop_s: float = Field(8, gt=0, description="longest shutdown, in seconds")
+
+    api_keys: Secrets = Field((), description="keys that may use the service, with commas between (everybody may)")
+    cors_origins: Words = Field((), description="web origins that may read answers, with commas between (none)")
+    public_url: str | None = Field(None, description="address that links begin with (that of the request)")
+    trusted_proxies: str = Field("127.0.0.1", description="proxies whose X-Forwarded headers count, with commas")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
+
+    @field_validator("api_keys", "cors_origins", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(word.strip() for word in value.split(",") if word.strip())
+        return value
+
+    @field_validator("device")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        for device in value.split(","):
+            kind, _, number = device.strip().partition(":")
+            if kind not in DEVICES or (number and (kind not in ("cuda", "tensorrt") or not number.isdigit())):
+                raise ValueError(f"must be some of {', '.join(DEVICES)}, a GPU's number after a colon; not {device}")
+        return value
+
+    @field_validator("public_url")
+    @classmethod
+    def _has_no_slash(cls, value: str | None) -> str | None:
+        return value.rstrip("/") if value else None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """One for each worker."""
+        return tuple(device.strip() for device in self.device.split(","))
+
+    @property
+    def limits(self) -> Limits:
+        """What a scene may ask for."""
+        return Limits(self.max_pixels, self.max_bands, self.max_unpacked_bytes, self.max_header_bytes)
+
+    @property
+    def database(self) -> Path:
+        """The one SQLite file."""
+        return self.data / "hyperscene.sqlite"
+
+    def scene_folder(self, scene_id: str) -> Path:
+        """Where an uploaded scene lies."""
+        return self.data / "scenes" / scene_id
+
+    def job_folder(self, job_id: str) -> Path:
+        """Where a job's strips and results lie."""
+        return self.data / "jobs" / job_id
+
+    def results_folder(self, job_id: str) -> Path:
+        """Where a finished job's files lie."""
+        return self.job_folder(job_id) / "results"
+
+    def strips_folder(self, job_id: str) -> Path:
+        """Where a job's finished strips lie."""
+        return self.job_folder(job_id) / "strips"
