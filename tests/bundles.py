@@ -137,6 +137,15 @@ def write_bundle(path: Path, bands: int = 5, classes: int = 3, **changes: Any) -
     return path
 
 
+def write_root_bundle(path: Path) -> Path:
+    """A sound bundle whose answers are no numbers where a scene's values are negative."""
+    graph = pixel_graph()
+    graph.graph.node[1].input[0] = "roots"
+    graph.graph.node.insert(1, helper.make_node("Sqrt", ["spectra"], ["roots"]))
+    write_with(path, graph, describe(graph).model_dump_json())
+    return path
+
+
 def write_with(path: Path, graph: onnx.ModelProto, manifest: str) -> None:
     """The graph with any text for a manifest, sealed where that has a place for the digest."""
     helper.set_model_props(graph, {MANIFEST_KEY: manifest})
