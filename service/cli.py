@@ -28,6 +28,7 @@ class Command:
 
 # A command's module, service.commands.<name>, is imported when it is called: serving never loads torch.
 COMMANDS = {
+    "demo": Command("serve, map a synthetic scene, and show what came of it", "cpu"),
     "classify": Command("map a scene: classes, probabilities, confidence", "cpu"),
     "serve": Command("run the service: POST a scene, get a map", "cpu"),
     "inspect": Command("show what is understood of a scene or a bundle", "cpu"),

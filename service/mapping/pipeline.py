@@ -95,8 +95,9 @@ def map_scene(
     options = options.settled(manifest, scene.cols)
     plan = plan_scene(scene.rows, scene.cols, manifest, options, engine.batch)
     warnings = [*scene.warnings, *_band_warnings(view, manifest)]
-    _require_own_place(scene, output)
-    with _workplace(output, scene, manifest, options, checkpoint) as folder:
+    require_own_place(scene.path, output)
+    with workplace(output) as folder:
+        _require_space(folder, scene, manifest, options, checkpoint)
         tally = Tally(scene, manifest)
         with clock.stage("read"), view.open() as pixels:
             unusual = unit_warning(sample_pixels(pixels, scene.rows)[0], manifest)
@@ -303,7 +304,7 @@ def _band_warnings(view: SceneView, manifest: Manifest) -> list[str]:
     return []
 
 
-def _require_own_place(scene: Scene, output: Path) -> None:
+def require_own_place(scene: Path, output: Path) -> None:
     """No result may land on the scene itself, or on a folder; and GDAL writes no name that is not UTF-8."""
     if not str(output).isprintable():
         raise OutputUnwritable(f"{str(output)!r} holds letters that cannot be printed: choose another folder")
@@ -311,7 +312,7 @@ def _require_own_place(scene: Scene, output: Path) -> None:
         try:
             if target.is_dir():
                 raise OutputUnwritable(f"{target} is a folder: remove it, or choose another output folder")
-            if target.exists() and target.samefile(scene.path):
+            if target.exists() and target.samefile(scene):
                 raise OutputUnwritable(f"{target} is the scene itself and would be overwritten: choose another folder")
         except OSError as error:
             raise _unusable(output, error) from error
@@ -322,9 +323,7 @@ def _unusable(output: Path, error: OSError) -> OutputUnwritable:
 
 
 @contextmanager
-def _workplace(
-    output: Path, scene: Scene, manifest: Manifest, options: MapOptions, checkpoint: Path | None
-) -> Generator[Path, None, None]:
+def workplace(output: Path) -> Generator[Path, None, None]:
     """A folder inside `output` that is gone afterwards, whatever happens; results are moved out of it when whole."""
     try:
         was_there = output.exists()
@@ -333,7 +332,6 @@ def _workplace(
     except OSError as error:
         raise _unusable(output, error) from error
     try:
-        _require_space(folder, scene, manifest, options, checkpoint)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

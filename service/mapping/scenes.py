@@ -126,6 +126,13 @@ def open_scene(path: Path, limits: Limits | None = None) -> Scene:
         raise SceneUnreadable(f"the header of {path.name} cannot be understood ({error}): mend it") from error
 
 
+def scene_files(path: Path) -> list[Path]:
+    """The files that make up a scene: one GeoTIFF, or ENVI data and header."""
+    data, driver = _locate(path)
+    header = _header_of(data) if driver == "ENVI" else None
+    return [data] if header is None else [data, header]
+
+
 def read_cube(scene: Scene, window: Window | None = None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Values (rows, cols, bands) in the scene's physical units, and which pixels (rows, cols) are valid.
 
