@@ -14,13 +14,13 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import logs
-from service.api import classify, health, jobs, models, processes, scenes
+from service.api import classify, examples, health, jobs, models, processes, scenes
 from service.api.context import OwnerDep, Service
 from service.api.openapi import install_openapi
 from service.api.problems import add_handlers, problems
@@ -100,9 +100,12 @@ def _serve_openapi(app: FastAPI) -> None:
         "/api",
         summary="This document",
         tags=["OGC API - Processes"],
-        response_class=JSONResponse,
+        response_class=Response,
         responses={
-            200: {"description": "OpenAPI 3.0", "content": {OPENAPI_TYPE: {"schema": {"type": "object"}}}},
+            200: {
+                "description": "OpenAPI 3.0",
+                "content": {OPENAPI_TYPE: {"schema": {"type": "object"}, "example": examples.OPENAPI}},
+            },
             **problems(),
         },
     )

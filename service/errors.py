@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -192,6 +193,21 @@ class InferenceFailed(ServiceError):
 
     code = "inference_failed"
     status = 500
+
+
+def unwritten(error: BaseException) -> ServiceError:
+    """What to say where a file of the results cannot be written."""
+    while error.__cause__ is not None:  # rasterio's own words are "see previous exception"
+        error = error.__cause__
+    reason = getattr(error, "strerror", None) or error
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "no space left" in str(reason).lower():
+        return disk_is_full()
+    return OutputUnwritable(f"the results cannot be written ({reason}): free the disk, or choose another folder")
+
+
+def disk_is_full() -> StorageFull:
+    """What to say where the disk filled up while the results were written."""
+    return StorageFull("the results cannot be written: the disk is full; free it, or choose another folder")
 
 
 def error_of(code: str, detail: str) -> ServiceError:

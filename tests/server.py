@@ -78,3 +78,8 @@ def running_server(data: Path, *options: object, **environment: str) -> Iterator
     finally:
         if server.process.returncode is None:
             server.stop()
+
+
+def part(path: Path) -> tuple[str, bytes]:
+    """A file as httpx sends it in a form."""
+    return path.name, path.read_bytes()

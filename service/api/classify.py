@@ -28,7 +28,8 @@ OPTION_SCHEMAS: dict[str, dict[str, Any]] = {
     "stride_px": {
         "type": "integer",
         "enum": [*STRIDES],
-        "description": "pixels between patch centres: fewer patches, less time; 4 without it, 8 for token bundles",
+        "description": "pixels between patch centres: fewer patches, less time; at most half a patch, or a whole one "
+        "for token bundles; 4 without it, 8 for token bundles",
         "example": 4,
     },
     "blend": {

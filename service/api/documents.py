@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.api import examples
 from service.errors import ServiceError, error_of
 from service.jobs.records import JobRecord, SceneRecord
 
@@ -26,7 +27,12 @@ OUTPUTS = {
 }
 MEDIA_TYPES = {name: media_type for name, media_type, _ in OUTPUTS.values()}
 ZIP_NAME = "results.zip"
-ID_EXAMPLE = "0123456789abcdef0123456789abcdef"
+ID_EXAMPLE = examples.ID
+
+
+def shown_as(example: examples.Example) -> ConfigDict:
+    """The settings of a document that has an example."""
+    return ConfigDict(extra="allow", json_schema_extra={"example": example})
 
 
 class Document(BaseModel):
@@ -47,17 +53,19 @@ class Link(BaseModel):
 class Problem(BaseModel):
     """What went wrong and what to do, as RFC 9457 has it."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = shown_as(examples.PROBLEM)
 
-    type: str = Field(examples=["urn:hyperscene:problem:scene_unreadable"])
-    title: str = Field(examples=["Scene unreadable"])
-    status: int = Field(examples=[422])
-    detail: str = Field(examples=["scene.tif is cut short: 1000 bytes of 2000; copy it again"])
-    code: str = Field(examples=["scene_unreadable"])
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
 
 
 class LandingPage(Document):
     """The entry document."""
+
+    model_config = shown_as(examples.LANDING_PAGE)
 
     title: str
     description: str
@@ -67,11 +75,15 @@ class LandingPage(Document):
 class Conformance(Document):
     """What of OGC API - Processes is implemented."""
 
+    model_config = shown_as(examples.CONFORMANCE)
+
     conformsTo: list[str]  # noqa: N815 - OGC's spelling
 
 
 class ProcessSummary(Document):
     """A process in the list."""
+
+    model_config = shown_as(examples.PROCESS_SUMMARY)
 
     id: str
     version: str
@@ -85,6 +97,8 @@ class ProcessSummary(Document):
 class ProcessDescription(ProcessSummary):
     """A process with its inputs and outputs."""
 
+    model_config = shown_as(examples.PROCESS_DESCRIPTION)
+
     inputs: dict[str, Any]
     outputs: dict[str, Any]
 
@@ -92,12 +106,16 @@ class ProcessDescription(ProcessSummary):
 class ProcessList(Document):
     """Every process."""
 
+    model_config = shown_as(examples.PROCESS_LIST)
+
     processes: list[ProcessSummary]
     links: list[Link]
 
 
 class StatusInfo(Document):
     """A job: OGC's fields, and ours."""
+
+    model_config = shown_as(examples.STATUS_INFO)
 
     jobID: str  # noqa: N815
     processID: str = PROCESS_ID  # noqa: N815
@@ -128,12 +146,16 @@ class StatusInfo(Document):
 class JobList(Document):
     """A page of jobs, the newest first."""
 
+    model_config = shown_as(examples.JOB_LIST)
+
     jobs: list[StatusInfo]
     links: list[Link]
 
 
 class SceneDocument(Document):
     """What was understood of a scene."""
+
+    model_config = shown_as(examples.SCENE)
 
     id: str
     name: str
@@ -161,6 +183,8 @@ class SceneDocument(Document):
 class ModelList(Document):
     """Every bundle that is served."""
 
+    model_config = shown_as(examples.MODEL_LIST)
+
     models: list[dict[str, Any]]
     default: str
     links: list[Link]
@@ -168,6 +192,8 @@ class ModelList(Document):
 
 class Health(Document):
     """The service on one page, for people."""
+
+    model_config = shown_as(examples.HEALTH)
 
     status: Literal["ready", "not ready"]
     reasons: list[str]
@@ -182,11 +208,15 @@ class Health(Document):
 class Live(Document):
     """That the process answers."""
 
+    model_config = shown_as(examples.LIVE)
+
     status: Literal["live"] = "live"
 
 
 class Ready(Document):
     """That work can be done."""
+
+    model_config = shown_as(examples.READY)
 
     status: Literal["ready"] = "ready"
 

@@ -40,13 +40,15 @@ HISTOGRAMS = {
 }
 
 
-@router.get("/livez", summary="Whether the process answers")
+@router.get("/livez", summary="Whether the process answers", responses={500: problems()[500]})
 async def livez() -> Live:
     """Always, unless it hangs."""
     return Live()
 
 
-@router.get("/readyz", summary="Whether work can be done", responses={503: problems()[503]})
+@router.get(
+    "/readyz", summary="Whether work can be done", responses={status: problems()[status] for status in (500, 503)}
+)
 async def readyz(service: ServiceDep) -> Ready:
     """The bundle is self-checked, a worker is alive, the store can be written, and there is disk."""
     reasons = await asyncio.to_thread(not_ready_reasons, service.settings, service.store)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 from fastapi.responses import FileResponse
 
+from service.api import examples
 from service.api.context import BaseDep, OwnerDep, ServiceDep
 from service.api.documents import Link, ModelList
 from service.api.problems import problems
@@ -32,7 +33,11 @@ async def list_models(service: ServiceDep, owner: OwnerDep, base: BaseDep) -> Mo
     )
 
 
-@router.get("/models/{name}", summary="A bundle, as a STAC Item with the MLM extension", responses=problems(404))
+@router.get(
+    "/models/{name}",
+    summary="A bundle, as a STAC Item with the MLM extension",
+    responses={200: {"content": {"application/json": {"example": examples.MODEL}}}, **problems(404)},
+)
 async def show_model(name: ModelName, service: ServiceDep, owner: OwnerDep, base: BaseDep) -> dict[str, Any]:
     """Its input, its classes, how it was trained and how it scored."""
     return model_item(service.models.find(name), base)

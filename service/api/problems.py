@@ -9,9 +9,23 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from service.api.documents import Problem, problem_of
-from service.errors import InternalError, RequestUnusable, ServiceError, Unauthorized
+from service.errors import (
+    InternalError,
+    NoSuchJob,
+    NotReady,
+    QueueFull,
+    RequestUnusable,
+    SceneInUse,
+    SceneTooLarge,
+    ServiceError,
+    StorageFull,
+    Unauthorized,
+    UploadBroken,
+    UploadTooSlow,
+)
 
 log = logging.getLogger("hyperscene.api")
 
@@ -33,11 +47,23 @@ def refuse(error: ServiceError) -> JSONResponse:
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """What a call may refuse with, for the OpenAPI document; 401, 422 and 503 may come from any."""
-    content = {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {
-        status: {"description": DESCRIPTIONS[status], "content": content}
+        status: {"description": DESCRIPTIONS[status], "content": {PROBLEM_TYPE: _shown(status)}}
         for status in sorted({401, 422, 500, 503, *statuses})
     }
+
+
+def _shown(status: int) -> dict[str, Any]:
+    kind = next(kind for kind in EXAMPLES if kind.status == status)
+    example = problem_of(kind(DESCRIPTIONS[status])).model_dump()
+    return {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example}
+
+
+# The refusal that is shown for each status.
+EXAMPLES = (
+    UploadBroken, Unauthorized, NoSuchJob, UploadTooSlow, SceneInUse, SceneTooLarge, RequestUnusable, QueueFull,
+    InternalError, NotReady, StorageFull,
+)  # fmt: skip
 
 
 DESCRIPTIONS = {
@@ -56,6 +82,12 @@ DESCRIPTIONS = {
     503: "Not ready yet, or shutting down; /health says why",
     507: "The disk is full",
 }
+
+
+def _methods(request: Request) -> list[str]:
+    """What an address knows; its calls are routes of their own, and each would name itself alone."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
+    return sorted({method for route in routes for method in getattr(route, "methods", ())})
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -85,7 +117,10 @@ def add_handlers(app: FastAPI) -> None:
             detail=detail,
             code=code,
         )
-        return problem_response(problem, error.headers)
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = ", ".join(_methods(request))
+        return problem_response(problem, headers)
 
     @app.exception_handler(Exception)
     async def on_bug(request: Request, error: Exception) -> JSONResponse:

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from service import logs
+from service.api import examples
 from service.api.classify import (
     JOB_HEADERS,
     OPTION_SCHEMAS,
@@ -42,7 +43,7 @@ from service.api.documents import (
     result_links,
 )
 from service.api.problems import problems
-from service.api.results import answer_file, answer_when_done
+from service.api.results import FILES, answer_file, answer_when_done
 from service.errors import NoSuchProcess, RequestUnusable
 from service.jobs.records import JobRecord
 
@@ -197,19 +198,14 @@ def _outputs() -> dict[str, Any]:
     responses={
         200: {
             "description": "Done (a caller who waits): the results document, or one output itself",
-            "content": {
-                "application/json": {"schema": {"type": "object"}},
-                **{kind: {"schema": {"type": "string", "format": "binary"}} for kind in sorted({
-                    media_type for _, media_type, _ in OUTPUTS.values() if not media_type.endswith("/json")
-                })},
-            },
+            "content": {**FILES, "application/json": {"schema": {"type": "object"}, "example": examples.RESULTS}},
             "headers": JOB_HEADERS,
         },
         201: {"description": "The job (Prefer: respond-async)", "model": StatusInfo, "headers": JOB_HEADERS},
         204: {"description": "Done: raw outputs by reference, in Link headers", "headers": JOB_HEADERS},
         **problems(400, 404, 413, 429, 507),
     },
-)  # fmt: skip
+)
 async def execute(
     process_id: ProcessId,
     execution: Execution,
@@ -247,7 +243,8 @@ async def execute(
             response.headers.append("Link", f'<{link["href"]}>; rel="{name}"; type="{link["type"]}"')
         return response
 
-    return await answer_when_done(service, job, address, "application/json", make)
+    media_type = "application/json" if execution.response == "document" else None
+    return await answer_when_done(service, job, address, media_type, make)
 
 
 def _submit(
@@ -272,13 +269,10 @@ def _scene_id(given: Any, base: str) -> str:
     href = given.get("href") if isinstance(given, dict) else given
     if not isinstance(href, str):
         raise RequestUnusable('the input scene is a reference to an uploaded scene: {"href": "/scenes/ID"}')
-    try:
-        parts, ours = urlsplit(href), urlsplit(base)
-    except ValueError as error:
-        raise RequestUnusable(f"the scene's href is no address ({error}): give that of an uploaded scene") from error
-    found = re.fullmatch(re.escape(ours.path) + r"/scenes/([0-9A-Za-z_-]{1,100})", parts.path)
-    is_ours = not parts.netloc or parts.netloc.lower() == ours.netloc.lower()
-    if not found or not is_ours or parts.scheme not in ("", "http", "https"):
+    ours = urlsplit(base)
+    host = rf"(?i:https?://{re.escape(ours.netloc)})"
+    found = re.fullmatch(rf"(?:{host})?{re.escape(ours.path)}/scenes/([0-9A-Za-z_-]{{1,100}})", href)
+    if not found:
         raise RequestUnusable(
             "the scene's href leads to another place, and references to other hosts are off: upload the scene with "
             "POST /scenes and give its address"

@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from service.api import examples
 from service.api.context import Service
 from service.api.documents import MEDIA_TYPES, ZIP_NAME, job_error
 from service.api.watch import Stopping
@@ -20,6 +21,15 @@ from service.jobs.records import JobRecord
 
 ZIP_TYPE = "application/zip"
 READ_BYTES = 1 << 20
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+FILES: dict[str, Any] = {  # every result by its media type, for the OpenAPI document
+    media_type: (
+        {"schema": {"type": "object"}, "example": examples.FILES[media_type]}
+        if media_type in examples.FILES
+        else BINARY
+    )
+    for media_type in sorted({*MEDIA_TYPES.values()})
+}
 
 
 def require_results(job: JobRecord, address: str) -> None:
@@ -131,13 +141,16 @@ class WaitingResponse(Response):
         await ready({**scope, "method": "GET", "headers": []}, receive, send_body)
 
 
-async def answer_when_done(service: Service, job: JobRecord, address: str, media_type: str, make: Make) -> Response:
+async def answer_when_done(
+    service: Service, job: JobRecord, address: str, media_type: str | None, make: Make
+) -> Response:
     """An answer for a caller who waits. Bad news within the first seconds keeps its status; then the headers are sent,
-    so that whatever cuts the connection later, the caller knows the job's address."""
+    so that whatever cuts the connection later, the caller knows the job's address. Without a media type the answer has
+    no body, so its headers come last."""
     headers = {"Location": address, "Link": f'<{address}>; rel="monitor"'}
     try:
-        job = await service.watch.finished(job, service.settings.headers_after_s)
-        if not job.is_finished:
+        job = await service.watch.finished(job, service.settings.headers_after_s if media_type else math.inf)
+        if not job.is_finished and media_type:
             return WaitingResponse(service, job, media_type, make, headers)
         require_results(job, address)
         response = await make(job)

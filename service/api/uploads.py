@@ -88,10 +88,12 @@ async def read_body(request: Request, service: Service) -> AsyncIterator[bytes]:
         try:
             message = await asyncio.wait_for(request.receive(), max(patience_s, 0))
         except TimeoutError as error:
-            raise UploadTooSlow(
+            slow = UploadTooSlow(
                 f"nothing arrived for {settings.upload_idle_s:.0f} s, or the upload took longer than "
                 f"{settings.upload_s:.0f} s: send it over a faster line"
-            ) from error
+            )
+            slow.headers = {"Connection": "close"}  # the rest of the body is not waited for
+            raise slow from error
         if message["type"] == "http.disconnect":
             raise UploadBroken("the upload stopped half-way: send it again")
         chunk = message.get("body", b"")

@@ -61,7 +61,7 @@ class JobRecord:
     token: str | None = None  # of the lease: who holds another one has lost the job
     lease_until: float | None = None
     resumes: int = 0
-    deaths: int = 0  # of workers, one after the other, that did not get beyond `death_mark` finished strips
+    deaths: int = 0  # of workers, one after the other, that did not get beyond `death_mark`
     death_mark: int = -1
     error_code: str | None = None
     error_status: int | None = None
@@ -80,6 +80,16 @@ class JobRecord:
         if self.status == "successful":
             return 100
         return min(99, 100 * self.cells_done // self.cells_total) if self.cells_total else 0
+
+
+@dataclass(frozen=True)
+class JobBounds:
+    """Which jobs are wanted, by when they were made and how long they took, in seconds; None leaves it open."""
+
+    created_from: float | None = None
+    created_to: float | None = None
+    min_s: float | None = None
+    max_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import InferenceFailed, ServiceError, StorageFull
-from service.jobs.records import JobRecord, SceneRecord, Status, WorkerRecord, from_row, new_id, to_row
+from service.jobs.records import JobBounds, JobRecord, SceneRecord, Status, WorkerRecord, from_row, new_id, to_row
 
 MOST_DEATHS = 3
 
@@ -153,13 +153,24 @@ class Store:
         rows = self._rows("SELECT * FROM jobs WHERE id = ? AND (? IS NULL OR owner = ?)", job_id, owner, owner)
         return from_row(JobRecord, rows[0]) if rows else None
 
-    def jobs(self, owner: str, statuses: Iterable[str], limit: int, offset: int) -> list[JobRecord]:
+    def jobs(
+        self, owner: str, statuses: Iterable[str], limit: int, offset: int, bounds: JobBounds | None = None
+    ) -> list[JobRecord]:
         """An owner's jobs, the newest first; of some statuses, or of all."""
-        wanted = list(statuses)
-        marks = ", ".join("?" * len(wanted))
-        condition = f"AND status IN ({marks})" if wanted else ""
-        query = f"SELECT * FROM jobs WHERE owner = ? {condition} ORDER BY created DESC, id LIMIT ? OFFSET ?"
-        return [from_row(JobRecord, row) for row in self._rows(query, owner, *wanted, limit, offset)]
+        wanted, bounds = list(statuses), bounds or JobBounds()
+        # A job that has not begun has no duration: NULL is neither more nor less than any other.
+        duration = f"COALESCE(finished, {time.time()}) - started"
+        asked = {
+            "owner = ?": owner,
+            "status IN (SELECT value FROM json_each(?))": json.dumps(wanted) if wanted else None,
+            "created >= ?": bounds.created_from,
+            "created <= ?": bounds.created_to,
+            f"{duration} >= ?": bounds.min_s,
+            f"{duration} <= ?": bounds.max_s,
+        }
+        conditions = {condition: value for condition, value in asked.items() if value is not None}
+        query = f"SELECT * FROM jobs WHERE {' AND '.join(conditions)} ORDER BY created DESC, id LIMIT ? OFFSET ?"
+        return [from_row(JobRecord, row) for row in self._rows(query, *conditions.values(), limit, offset)]
 
     def versions(self, job_ids: Iterable[str]) -> dict[str, int]:
         """How far jobs have changed, for those who watch them."""
@@ -256,9 +267,9 @@ class Store:
                 self._end(db, job, "dismissed", keep_s)
 
     def forfeit(self, worker: str, marks: Mapping[str, int], keep_s: float) -> None:
-        """Free the jobs of a worker that died; `marks` says how many strips of each are finished.
+        """Free the jobs of a worker that died; `marks` says how far each got.
 
-        A job whose worker died three times without one more strip is to blame, and fails.
+        A job whose worker died three times without getting any further is to blame, and fails.
         """
         with self.transaction() as db:
             for row in db.execute("SELECT * FROM jobs WHERE status = 'running' AND worker = ?", (worker,)).fetchall():

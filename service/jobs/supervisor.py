@@ -17,6 +17,7 @@ from typing import Any
 from service.errors import StorageFull
 from service.jobs.models import Models
 from service.jobs.store import Store
+from service.jobs.worker import Mark
 from service.mapping.engines import cores
 from service.settings import Settings
 
@@ -141,11 +142,8 @@ class Supervisor:
         }
 
     def _marks(self) -> dict[str, int]:
-        """Finished strips of every job that has some."""
-        return {
-            folder.parent.name: sum(1 for _ in folder.rglob("*.npz"))
-            for folder in (self._settings.data / "jobs").glob("*/strips")
-        }
+        """How far every job got."""
+        return {folder.name: Mark.read(folder) for folder in (self._settings.data / "jobs").iterdir()}
 
     def _insist(self, work: Callable[[], None]) -> None:
         while True:

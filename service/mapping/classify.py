@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.bundle import Manifest
-from service.errors import InferenceFailed, ServiceError
+from service.errors import InferenceFailed, ServiceError, unwritten
 from service.mapping.ahead import StageClock, Stop
 from service.mapping.blend import Answers
 from service.mapping.engines import Engine
 from service.mapping.lattice import Plan, Strip
+from service.mapping.strips import Checkpoint
 from service.mapping.view import Pixels, PixelSource
 
 
@@ -66,7 +67,14 @@ class Classifier:
     """A bundle's engine and as many threads as it wants to be called from."""
 
     def __init__(
-        self, engine: Engine, manifest: Manifest, plan: Plan, clock: StageClock, report: Report, stop: Stop
+        self,
+        engine: Engine,
+        manifest: Manifest,
+        plan: Plan,
+        clock: StageClock,
+        report: Report,
+        stop: Stop,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self._engine = engine
         self._manifest = manifest
@@ -74,6 +82,7 @@ class Classifier:
         self._clock = clock
         self._report = report
         self._stop = stop
+        self._checkpoint = checkpoint
 
     def classify(self, blocks: Generator[Block, None, None]) -> Generator[AnsweredBlock, None, None]:
         """Answers, block after block; the next block's calls are queued before this one's are awaited."""
@@ -109,6 +118,24 @@ class Classifier:
     def _ask(self, pixels: Pixels, group: int, tile: int, centers: NDArray[np.int64]) -> NDArray[np.float32]:
         if self._stop.is_set():
             raise Cancelled
+        if self._checkpoint is None:
+            return self._run(pixels, group, tile, centers)
+        shape = (len(centers), *self._answer_px, self._manifest.classes)
+        try:
+            kept = self._checkpoint.load_answer(group, tile, shape)
+            if kept is None:
+                kept = self._run(pixels, group, tile, centers)
+                self._checkpoint.save_answer(group, tile, kept)
+        except OSError as error:
+            raise unwritten(error) from error
+        return kept
+
+    @property
+    def _answer_px(self) -> tuple[int, ...]:
+        """The pixels that one answer speaks of, where it is more than its centre."""
+        return (self._manifest.patch_px,) * 2 if self._manifest.head == "token" and self._plan.is_voting else ()
+
+    def _run(self, pixels: Pixels, group: int, tile: int, centers: NDArray[np.int64]) -> NDArray[np.float32]:
         (top, bottom), (left, right) = self._plan.window_rows(group), self._plan.window_cols(tile)
         window = cut_window(pixels, self._plan.lattice.rows, top, bottom, left, right)
         # A constant number of centres: one shape for the engine, and the same sums whatever is missing.
@@ -135,8 +162,7 @@ class Classifier:
 
     def _gather(self, pending: _PendingGroup) -> Answers:
         plan, manifest = self._plan, self._manifest
-        inner = (manifest.patch_px,) * 2 if manifest.head == "token" and plan.is_voting else ()
-        shape = (*pending.is_asked.shape, *inner, manifest.classes)
+        shape = (*pending.is_asked.shape, *self._answer_px, manifest.classes)
         probabilities = np.zeros(shape, np.float32)
         for tile, call in pending.calls:
             cells = slice(tile * plan.tile_cols, (tile + 1) * plan.tile_cols)

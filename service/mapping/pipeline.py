@@ -18,13 +18,13 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from model.bundle import Bundle, Manifest
-from service.errors import OptionsUnusable, OutputUnwritable, StorageFull
+from service.errors import OptionsUnusable, OutputUnwritable, StorageFull, unwritten
 from service.mapping.ahead import StageClock, Stop, ahead
 from service.mapping.blend import BLENDS, Blend, Blender, Directions
 from service.mapping.classify import AnsweredBlock, Block, Cancelled, Classifier, Report, read_blocks
 from service.mapping.engines import Engine
 from service.mapping.lattice import Lattice, Plan, Strip, plan_mapping
-from service.mapping.rasters import RASTERS, MapWriter, optimise, unwritten
+from service.mapping.rasters import RASTERS, MapWriter, optimise
 from service.mapping.records import Tally, make_item, make_summary, write_json, write_preview, write_style
 from service.mapping.scenes import Scene
 from service.mapping.strips import PROBABILITY_TYPES, Checkpoint, MappedStrip, ProbabilityType, StoredStrip
@@ -102,9 +102,9 @@ def map_scene(
         with clock.stage("read"), view.open() as pixels:
             unusual = unit_warning(sample_pixels(pixels, scene.rows)[0], manifest)
             warnings += [unusual] if unusual else []
-        mapper = StripMapper(engine, manifest, plan, options.blend, clock, report, cancelled)
+        kept = None if checkpoint is None else open_checkpoint(checkpoint, scene, bundle, engine, options)
+        mapper = StripMapper(engine, manifest, plan, options.blend, clock, report, cancelled, kept)
         with MapWriter(folder, scene, manifest, options.probability_type) as writer:
-            kept = None if checkpoint is None else open_checkpoint(checkpoint, scene, bundle, engine, options)
             for strip in _strips_in_order(mapper, view, plan.strips, options.probability_type, kept):
                 with clock.stage("write"):
                     writer.write(strip)
@@ -159,6 +159,8 @@ def _strips_in_order(
             if checkpoint:
                 try:
                     checkpoint.save(strip.index, stored)
+                    is_last = strip.index + 1 == len(strips)
+                    checkpoint.drop_answers(strip.groups.stop if is_last else strips[strip.index + 1].groups.start)
                 except OSError as error:
                     raise unwritten(error) from error
             yield stored
@@ -192,6 +194,7 @@ class StripMapper:
         clock: StageClock | None = None,
         report: Report | None = None,
         cancelled: threading.Event | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self._engine = engine
         self._manifest = manifest
@@ -201,6 +204,7 @@ class StripMapper:
         self._clock = clock or StageClock()
         self._report: Report = report or (lambda done, total: None)
         self._stop = Stop(cancelled)
+        self._checkpoint = checkpoint
         self._absurd_in_row: dict[int, int] = {}
 
     def map_view(self, view: SceneView, strips: Sequence[Strip]) -> Generator[MappedStrip, None, None]:
@@ -218,7 +222,9 @@ class StripMapper:
         return self._map(self._read(source, strips), strips)
 
     def _map(self, blocks: Generator[Block, None, None], strips: Sequence[Strip]) -> Generator[MappedStrip, None, None]:
-        classifier = Classifier(self._engine, self._manifest, self._plan, self._clock, self._report, self._stop)
+        classifier = Classifier(
+            self._engine, self._manifest, self._plan, self._clock, self._report, self._stop, self._checkpoint
+        )
         answered = ahead(classifier.classify(ahead(blocks, self._stop)), self._stop)
         with one_blas_thread():
             mapped = ahead(self._blend_blocks(answered, strips[0].top), self._stop)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +15,7 @@ from rasterio.shutil import copy as copy_raster
 from rasterio.windows import Window
 
 from model.bundle import Manifest
-from service.errors import OutputUnwritable, ServiceError, StorageFull
+from service.errors import disk_is_full, unwritten
 from service.mapping.scenes import CACHE_BYTES, GDAL_ERRORS, Scene, unplaced_is_fine
 from service.mapping.strips import BYTE_NODATA, BYTE_STEPS, ProbabilityType, StoredStrip, class_type
 
@@ -124,22 +123,6 @@ def optimise(folder: Path, name: str, threads: int) -> None:
     except GDAL_ERRORS as error:
         raise unwritten(error) from error
     plain.unlink()
-
-
-def disk_is_full() -> StorageFull:
-    """What to say where the disk filled up while the results were written."""
-    return StorageFull("the results cannot be written: the disk is full; free it, or choose another folder")
-
-
-def unwritten(error: BaseException) -> ServiceError:
-    """What to say where a file of the results cannot be written."""
-    while error.__cause__ is not None:  # rasterio's own words are "see previous exception"
-        error = error.__cause__
-    reason = getattr(error, "strerror", None) or error
-    is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "no space left" in str(reason).lower()
-    if is_full:
-        return disk_is_full()
-    return OutputUnwritable(f"the results cannot be written ({reason}): free the disk, or choose another folder")
 
 
 def rgb(color: str) -> tuple[int, int, int]:

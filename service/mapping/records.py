@@ -20,8 +20,9 @@ from rasterio.warp import transform as transform_points
 from rasterio.warp import transform_geom
 
 from model.bundle import Bundle, Manifest
+from service.errors import unwritten
 from service.mapping.engines import Engine
-from service.mapping.rasters import GDAL_ENV, unwritten
+from service.mapping.rasters import GDAL_ENV
 from service.mapping.scenes import GDAL_ERRORS, Scene, unplaced_is_fine
 from service.mapping.strips import StoredStrip
 

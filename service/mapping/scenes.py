@@ -25,7 +25,7 @@ from rasterio.windows import Window
 
 from model.spectra import Wavelengths, from_band_names, parse_list, to_nm, unit_in_nm
 from service.errors import DtypeUnsupported, SceneIncomplete, SceneTooLarge, SceneUnreadable
-from service.mapping.tiff import declared_size, expected_bytes
+from service.mapping.tiff import declared_size, expected_bytes, packed_strip_bytes, reference_text
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # classic and BigTIFF, both byte orders
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
@@ -37,6 +37,8 @@ FORMATS = "GeoTIFF, or ENVI (a data file and its .hdr)"
 CACHE_BYTES = 192 << 20
 # The largest piece of a packed file that a server unpacks.
 BLOCK_BYTES = 512 << 20
+# The longest row that a server takes, as float32: 150,000 pixels of 224 bands. Strips hold 16 rows and more.
+ROW_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,15 @@ class Limits:
             raise SceneTooLarge(
                 f"{name} is packed in blocks of {block_bytes >> 20} MB, which have to be unpacked whole; at most "
                 f"{BLOCK_BYTES >> 20} MB are accepted: write it with smaller tiles or strips"
+            )
+
+    def check_row(self, name: str, cols: int, bands: int) -> None:
+        """Refuse rows that are too long: some of them are held in memory at a time."""
+        row_bytes = 4 * cols * bands
+        if row_bytes > ROW_BYTES:
+            raise SceneTooLarge(
+                f"a row of {name} is {cols} pixels of {bands} bands, {row_bytes >> 20} MB; at most {ROW_BYTES >> 20} MB "
+                "are accepted: crop it, or turn it by 90 degrees"
             )
 
 
@@ -113,6 +124,7 @@ def open_scene(path: Path, limits: Limits | None = None) -> Scene:
     path, driver = _locate(path)
     if limits is not None:
         limits.check_size(path.name, *_declared_size(path, driver, limits))
+        _check_crs_text(path, driver)
     if driver == "GTiff":
         _check_tail(path)
     try:
@@ -121,7 +133,9 @@ def open_scene(path: Path, limits: Limits | None = None) -> Scene:
                 _check_blocks(path, dataset, limits)
             return _understand(path, driver, dataset)
     except GDAL_ERRORS as error:
-        raise SceneUnreadable(f"{path.name} cannot be read as {driver}: {error}; send {FORMATS}") from error
+        raise SceneUnreadable(
+            f"{path.name} cannot be read as {driver}: {_told(error, path)}; send {FORMATS}"
+        ) from error
     except ValueError as error:  # numbers or letters in a header that are none
         raise SceneUnreadable(f"the header of {path.name} cannot be understood ({error}): mend it") from error
 
@@ -149,7 +163,9 @@ def open_pixels(scene: Scene) -> Iterator[ScenePixels]:
         with _opened(scene.path, scene.driver) as dataset:
             yield ScenePixels(scene, dataset)
     except GDAL_ERRORS as error:
-        raise SceneUnreadable(f"{scene.path.name} is cut short or damaged: {error}; copy it again") from error
+        raise SceneUnreadable(
+            f"{scene.path.name} is cut short or damaged: {_told(error, scene.path)}; copy it again"
+        ) from error
 
 
 class ScenePixels:
@@ -193,6 +209,11 @@ def _opened(path: Path, driver: str) -> Iterator[Any]:
             dataset = rasterio.open(path, driver=driver)
         with dataset:
             yield dataset
+
+
+def _told(error: Exception, path: Path) -> str:
+    """GDAL's words without the folder, which is nobody's business."""
+    return str(error).replace(f"{path.parent}/", "")
 
 
 @contextmanager
@@ -327,9 +348,29 @@ def _declared_size(path: Path, driver: str, limits: Limits) -> tuple[int, int, i
     header = _header_of(path)
     if header is None or header.stat().st_size > limits.header_bytes:
         raise SceneTooLarge(f"the header of {path.name} is longer than {limits.header_bytes} bytes: shorten it")
-    numbers = dict(re.findall(rb"(?im)^\s*(samples|lines|bands)\s*=\s*(\d{1,18})\b", header.read_bytes()))
-    rows, cols, bands = (int(numbers.get(name, 0)) for name in (b"lines", b"samples", b"bands"))
+    # Keys may be in capitals and stand there twice, and a line may end with a carriage return alone: the largest counts.
+    numbers = {b"lines": 0, b"samples": 0, b"bands": 0}
+    for key, digits in re.findall(rb"(?i)(?:^|[\r\n])\s*(samples|lines|bands)\s*=\s*(\d+)", header.read_bytes()):
+        numbers[key.lower()] = max(numbers[key.lower()], int(digits[:18]))
+    rows, cols, bands = numbers.values()
     return rows, cols, bands
+
+
+def _check_crs_text(path: Path, driver: str) -> None:
+    """PROJ opens the grids that a reference system names, as soon as it is parsed; a sender's paths stay closed."""
+    if driver == "GTiff":
+        text = reference_text(path)
+    else:
+        header = _header_of(path)
+        content = header.read_bytes() if header is not None else b""
+        text = b"".join(re.findall(rb"(?i)coordinate[ _]+system[ _]+string\s*=([^}]*)", content))
+    # Web Mercator has a slash in its name, and says that it needs no grid.
+    text = re.sub(rb"\s", b"", re.sub(rb"nadgrids=@null(?=[\s\"])", b"", text))
+    if re.search(rb"(?i)PROJ4_GRIDS|PARAMETERFILE|(grids|file|init|model)=", text) and re.search(rb"[/\\]", text):
+        raise SceneUnreadable(
+            f"the coordinate reference system of {path.name} names a grid file by its path, and only what was sent "
+            "is read: write it without the grid"
+        )
 
 
 def _check_blocks(path: Path, dataset: Any, limits: Limits) -> None:
@@ -339,7 +380,10 @@ def _check_blocks(path: Path, dataset: Any, limits: Limits) -> None:
     is_pixel = dataset.interleaving is not None and dataset.interleaving.value == "PIXEL"
     unpacked_bytes = dataset.height * dataset.width * dataset.count * item_bytes
     block_bytes = block_rows * block_cols * item_bytes * (dataset.count if is_pixel else 1)
+    if dataset.driver == "GTiff":  # GDAL may speak of single rows where it has to unpack a whole strip to get at them
+        block_bytes = max(block_bytes, packed_strip_bytes(path))
     limits.check_unpacked(path.name, unpacked_bytes, block_bytes)
+    limits.check_row(path.name, dataset.width, dataset.count)
 
 
 def _check_size(path: Path, dataset: Any, header: dict[str, str]) -> None:

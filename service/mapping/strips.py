@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zipfile
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -79,11 +81,44 @@ def _encoded(share: NDArray[np.float32], valid: NDArray[np.bool_], kind: Probabi
     return np.where(valid, steps, np.uint8(BYTE_NODATA))
 
 
-@dataclass(frozen=True)
 class Checkpoint:
-    """A folder of finished strips, a file each, renamed into place."""
+    """A folder of finished strips, a file each, and of the network's answers that no finished strip has used up yet.
 
-    folder: Path
+    Strips are renamed into place. Answers are many and small: each is written at once, with a checksum in front.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._answers: dict[int, set[int]] = {}  # tiles by group
+        for path in folder.glob("*.answer"):
+            group, tile = path.stem.split("-")
+            self._answers.setdefault(int(group), set()).add(int(tile))
+
+    def load_answer(self, group: int, tile: int, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+        """What the network said about a tile; None where it was not asked, or the file did not survive whole."""
+        if tile not in self._answers.get(group, ()):
+            return None
+        content = self._answer_path(group, tile).read_bytes()
+        checksum, values = content[:4], content[4:]
+        if len(values) != 4 * math.prod(shape) or zlib.crc32(values) != int.from_bytes(checksum, "little"):
+            return None
+        return np.frombuffer(values, np.float32).reshape(shape)
+
+    def save_answer(self, group: int, tile: int, answer: NDArray[np.float32]) -> None:
+        """Keep what the network said about a tile."""
+        values = answer.tobytes()
+        checksum = zlib.crc32(values).to_bytes(4, "little")
+        self._answers.setdefault(group, set()).add(tile)
+        self._answer_path(group, tile).write_bytes(checksum + values)
+
+    def drop_answers(self, before_group: int) -> None:
+        """Forget answers that only finished strips needed."""
+        for group in [group for group in self._answers if group < before_group]:
+            for tile in self._answers.pop(group):
+                self._answer_path(group, tile).unlink(missing_ok=True)
+
+    def _answer_path(self, group: int, tile: int) -> Path:
+        return self.folder / f"{group}-{tile}.answer"
 
     def holds(self, index: int) -> bool:
         """Whether there is a file for this strip."""
@@ -92,7 +127,8 @@ class Checkpoint:
     def load(self, index: int) -> StoredStrip | None:
         """A finished strip; None where its file did not survive a power cut whole."""
         try:
-            with np.load(self._path(index), allow_pickle=False) as arrays:  # a zip file: every array has its checksum
+            # A zip file: every array has its checksum.
+            with self._path(index).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 numbers = {name: arrays[name].item() for name in ("top", "confidence_sum", "patches", "absurd_pixels")}
                 rasters = {name: arrays[name] for name in ("classes", "probabilities", "confidence")}
             return StoredStrip(**numbers, **rasters)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 # Bytes of a value by the tag's type, 1 to 18; the last three are BigTIFF's.
 TYPE_BYTES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)
-TYPE_CODES = {1: "u1", 3: "u2", 4: "u4", 16: "u8"}
+TYPE_CODES = {1: "u1", 2: "u1", 3: "u2", 4: "u4", 16: "u8"}
 # Offsets of strips and tiles, and the tags with their lengths.
 BLOCKS = {273: 279, 324: 325}
 
@@ -47,18 +47,40 @@ class _Layout:
 
 def declared_size(path: Path) -> tuple[int, int, int]:
     """Rows, columns and bands that the first directory speaks of; 0 where it is silent."""
-    numbers = {257: 0, 256: 0, 277: 1}
-    with path.open("rb") as file:
+    return _first(path, 257, 0), _first(path, 256, 0), _first(path, 277, 1)
+
+
+def packed_strip_bytes(path: Path) -> int:
+    """How long a strip is when unpacked; 0 where nothing is packed in strips."""
+    if _first(path, 259, 1) == 1 or _first(path, 322, 0):
+        return 0
+    rows, cols, bands = declared_size(path)
+    bands_together = bands if _first(path, 284, 1) == 1 else 1
+    return min(rows, _first(path, 278, rows)) * cols * bands_together * _first(path, 258, 1) // 8
+
+
+def reference_text(path: Path) -> bytes:
+    """The text from which GDAL may make a coordinate reference system (GeoAsciiParams)."""
+    return b"".join(values.tobytes() for values in _values(path, 34737))
+
+
+def _first(path: Path, tag: int, default: int) -> int:
+    return max((int(values[0]) for values in _values(path, tag) if len(values)), default=default)
+
+
+def _values(path: Path, wanted: int) -> list[NDArray[Any]]:
+    """What the first directory has for a tag; what lies outside of the file is left out: `expected_bytes` tells."""
+    found = []
+    with path.open("rb") as file, suppress(_Beyond):
         layout = _layout(file.read(4))
         size = os.fstat(file.fileno()).st_size
-        with suppress(_Beyond):  # cut short: `expected_bytes` tells
-            entries, start, _ = _entries(file, _number(file, layout.first, layout.offsets, size), layout, size)
-            for place, (tag, kind, values, _word) in enumerate(entries):
-                if tag in numbers and kind in TYPE_CODES and values == 1:
-                    where = layout.word_of_entry(start, place)
-                    numbers[tag] = _number(file, where, layout.order + TYPE_CODES[kind], size)
-    rows, cols, bands = numbers.values()
-    return rows, cols, bands
+        entries, start, _ = _entries(file, _number(file, layout.first, layout.offsets, size), layout, size)
+        for place, (tag, kind, values, word) in enumerate(entries):
+            if tag == wanted and kind in TYPE_CODES:
+                is_here = values * TYPE_BYTES[kind] <= np.dtype(layout.offsets).itemsize
+                where = layout.word_of_entry(start, place) if is_here else word
+                found.append(_numbers(file, where, layout.order + TYPE_CODES[kind], values, size))
+    return found
 
 
 def expected_bytes(path: Path) -> int:

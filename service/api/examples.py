@@ -1,0 +1,218 @@
+"""Examples for the OpenAPI document: one for each document of the API, as the server with the demo bundle answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+BASE = "http://localhost:8000"
+ID = "0123456789abcdef0123456789abcdef"
+OTHER_ID = "fedcba9876543210fedcba9876543210"
+JSON = "application/json"
+RELATIONS = "http://www.opengis.net/def/rel/ogc/1.0/"
+PROCESS = f"{BASE}/processes/classify-scene"
+
+Example = dict[str, Any]
+
+
+def link(path: str, rel: str, kind: str = JSON, **more: str) -> Example:
+    """A link as it stands in the documents."""
+    return {"href": BASE + path, "rel": rel, "type": kind, **more}
+
+
+LANDING_PAGE: Example = {
+    "title": "hyperscene",
+    "description": "Maps whole hyperspectral scenes: send a GeoTIFF or ENVI cube, get a georeferenced class map.",
+    "links": [
+        link("/", "self", title="this document"),
+        link("/api", "service-desc", "application/vnd.oai.openapi+json;version=3.0", title="the API"),
+        link("/conformance", f"{RELATIONS}conformance", title="conformance"),
+        link("/processes", f"{RELATIONS}processes", title="the processes"),
+        link("/jobs", f"{RELATIONS}job-list", title="your jobs"),
+    ],
+}
+CONFORMANCE: Example = {
+    "conformsTo": [
+        "http://www.opengis.net/spec/ogcapi-processes-1/1.0/conf/core",
+        "http://www.opengis.net/spec/ogcapi-processes-1/1.0/conf/job-list",
+    ]
+}
+OPENAPI: Example = {"openapi": "3.0.3", "info": {"title": "hyperscene", "version": "0.1.0"}, "paths": {}}
+
+PROCESS_SUMMARY: Example = {
+    "id": "classify-scene",
+    "version": "0.1.0",
+    "title": "Map a hyperspectral scene",
+    "description": "Classifies every pixel of a scene.",
+    "keywords": ["hyperspectral", "classification", "land cover"],
+    "jobControlOptions": ["sync-execute", "async-execute", "dismiss"],
+    "outputTransmission": ["value", "reference"],
+    "links": [
+        link("/processes/classify-scene", "self", title="the description"),
+        {"href": f"{PROCESS}/execution", "rel": f"{RELATIONS}execute", "title": "run it (POST)"},
+    ],
+}
+PROCESS_DESCRIPTION: Example = PROCESS_SUMMARY | {
+    "inputs": {
+        "scene": {
+            "title": "The scene",
+            "minOccurs": 1,
+            "maxOccurs": 1,
+            "schema": {"type": "string", "contentMediaType": "image/tiff", "contentEncoding": "binary"},
+        },
+        "stride_px": {"minOccurs": 0, "maxOccurs": 1, "schema": {"type": "integer", "enum": [1, 2, 4, 8, 16]}},
+    },
+    "outputs": {
+        "classes": {
+            "title": "Class map",
+            "schema": {"type": "string", "contentMediaType": "image/tiff", "contentEncoding": "binary"},
+        }
+    },
+}
+PROCESS_LIST: Example = {"processes": [PROCESS_SUMMARY], "links": [link("/processes", "self")]}
+
+STATUS_INFO: Example = {
+    "jobID": ID,
+    "processID": "classify-scene",
+    "type": "process",
+    "status": "running",
+    "message": "40 % mapped, about 12 s left",
+    "created": "2026-01-31T12:00:00.250000Z",
+    "updated": "2026-01-31T12:00:08.500000Z",
+    "started": "2026-01-31T12:00:00.500000Z",
+    "progress": 40,
+    "patches_done": 4000,
+    "patches_total": 10000,
+    "seconds_left": 12.0,
+    "scene": "scene.tif",
+    "scene_id": OTHER_ID,
+    "model": "demo",
+    "settings": {"stride_px": 4, "blend": "angle", "probability_type": "uint8", "strip_px": 128},
+    "device": "cpu",
+    "provider": "ONNX Runtime 1.20.0 CPUExecutionProvider",
+    "resumes": 0,
+    "links": [
+        link(f"/jobs/{ID}", "self", title="this job"),
+        link(f"/jobs/{ID}/events", "monitor", "text/event-stream", title="progress as it happens"),
+    ],
+}
+JOB_LIST: Example = {
+    "jobs": [STATUS_INFO],
+    "links": [link("/jobs?limit=1&offset=0", "self"), link("/jobs?limit=1&offset=1", "next")],
+}
+RESULTS: Example = {
+    "classes": link(f"/jobs/{ID}/results/classes.tif", "result", "image/tiff", title="Class map"),
+    "summary": link(f"/jobs/{ID}/results/summary.json", "result", title="Pixels, areas, settings and warnings"),
+}
+EVENT = 'id: 7\nevent: status\ndata: {"status": "running", "progress": 40}\n\n'
+
+SCENE: Example = {
+    "id": ID,
+    "name": "scene.tif",
+    "size_bytes": 27839,
+    "created": "2026-01-31T12:00:00.250000Z",
+    "expires": "2026-02-07T12:00:00.250000Z",
+    "format": "GeoTIFF",
+    "rows": 40,
+    "cols": 33,
+    "type": "float32",
+    "bands": 5,
+    "bad_bands": 0,
+    "wavelengths_nm": [450.0, 562.5, 675.0, 787.5, 900.0],
+    "no_data": [],
+    "crs": "EPSG:32633",
+    "transform": [30.0, 0.0, 380000.0, 0.0, -30.0, 5820000.0],
+    "pixel_size": [30.0, 30.0],
+    "ground_control_points": 0,
+    "is_georeferenced": True,
+    "warnings": [],
+    "models": {"demo": "the same bands"},
+    "links": [
+        link(f"/scenes/{ID}", "self", title="this scene"),
+        {"href": f"{PROCESS}/execution", "rel": f"{RELATIONS}execute", "title": "map it (POST)"},
+    ],
+}
+
+CLASSES = [{"value": 1, "name": "water", "color": "#1f78b4"}, {"value": 2, "name": "meadow", "color": "#33a02c"}]
+MODEL_LIST: Example = {
+    "models": [
+        {
+            "name": "demo",
+            "title": "demo",
+            "classes": CLASSES,
+            "bands": 5,
+            "wavelengths_nm": [450.0, 900.0],
+            "patch_px": 16,
+            "head": "pooled",
+            "sha256": 2 * OTHER_ID,
+            "links": [link("/models/demo", "self", "application/geo+json")],
+        }
+    ],
+    "default": "demo",
+    "links": [link("/models", "self", title="this list")],
+}
+MODEL: Example = {
+    "type": "Feature",
+    "stac_version": "1.1.0",
+    "stac_extensions": ["https://stac-extensions.github.io/mlm/v1.4.0/schema.json"],
+    "id": "demo",
+    "geometry": None,
+    "properties": {"datetime": "2026-01-31T12:00:00Z", "title": "demo", "mlm:name": "demo", "mlm:framework": "ONNX"},
+    "links": [link("/models/demo", "self", "application/geo+json")],
+    "assets": {
+        "bundle": {
+            "href": f"{BASE}/models/demo/bundle.onnx",
+            "type": "application/octet-stream; application=onnx",
+            "roles": ["mlm:model", "mlm:weights", "data"],
+        }
+    },
+}
+
+HEALTH: Example = {
+    "status": "ready",
+    "reasons": [],
+    "version": "0.1.0",
+    "uptime_s": 3600.0,
+    "workers": [
+        {
+            "name": "cpu-0",
+            "device": "cpu",
+            "pid": 4242,
+            "state": "ready",
+            "provider": "ONNX Runtime 1.20.0 CPUExecutionProvider",
+            "reason": None,
+            "heartbeat": 1769860800.0,
+            "heartbeat_age_s": 0.4,
+        }
+    ],
+    "models": ["demo"],
+    "jobs": {"running": 1, "successful": 12},
+    "disk": {"free_bytes": 80_000_000_000, "total_bytes": 250_000_000_000, "min_free_bytes": 1_000_000_000},
+}
+LIVE: Example = {"status": "live"}
+READY: Example = {"status": "ready"}
+PROBLEM: Example = {
+    "type": "urn:hyperscene:problem:scene_unreadable",
+    "title": "Scene unreadable",
+    "status": 422,
+    "detail": "scene.tif is cut short: 1000 bytes of 2000; copy it again",
+    "code": "scene_unreadable",
+}
+
+# Files of the results that are JSON, by media type.
+FILES: dict[str, Example] = {
+    JSON: {
+        "scene": {"name": "scene.tif", "rows": 40, "cols": 33, "bands": 5},
+        "classes": [CLASSES[0] | {"pixels": 1320, "share": 1.0, "hectares": 118.8}],
+        "valid_pixels": 1320,
+        "no_data_pixels": 0,
+        "mean_confidence": 0.93,
+        "warnings": [],
+    },
+    "application/geo+json": {
+        "type": "Feature",
+        "stac_version": "1.1.0",
+        "id": ID,
+        "properties": {"datetime": "2026-01-31T12:00:00Z", "proj:code": "EPSG:32633"},
+        "assets": {"classes": {"href": "./classes.tif", "type": "image/tiff", "roles": ["data"]}},
+    },
+}

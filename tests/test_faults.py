@@ -1,0 +1,256 @@
+"""What a service survives: kills, a poisonous scene, a full disk, SIGTERM, a second server."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.command_line import refusal, run
+from tests.faults import Attack, undisturbed
+from tests.scenes import write_tif
+from tests.server import RunningServer, part, running_server
+from training.synthetic import SyntheticScene, write_scene
+
+WAVELENGTHS = np.linspace(450, 900, 5)
+POISON_FOLDER = Path(__file__).parent / "poison"
+POISON = 77.0  # as in poison/sitecustomize.py
+
+
+def wait_for(condition, within_s=60):
+    deadline = time.monotonic() + within_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def submit(server, scene, **fields):
+    answer = server.client.post(
+        "/classify", files={"scene": part(scene)}, data=fields, headers={"Prefer": "respond-async"}
+    )
+    assert answer.status_code == 201, answer.text
+    return answer.json()["jobID"]
+
+
+@pytest.fixture(scope="module")
+def long_scene(tmp_path_factory):
+    """Several seconds of work for the demo bundle."""
+    path = tmp_path_factory.mktemp("scene") / "long.tif"
+    write_scene(SyntheticScene(rows=192, cols=128, seed=4), path, None)
+    return path
+
+
+@pytest.fixture(scope="module")
+def small_scene(tmp_path_factory):
+    path = tmp_path_factory.mktemp("scene") / "small.tif"
+    write_scene(SyntheticScene(rows=32, cols=32, seed=4), path, None)
+    return path
+
+
+def test_nothing_is_lost_whatever_is_killed_and_when(tmp_path):
+    report = Attack(tmp_path, seed=1).run(kills=10)
+    assert report.jobs >= 2
+    assert report.resumes > 0
+
+
+def test_a_scene_that_kills_its_worker_every_time_fails_after_three_attempts(tmp_path, bundle_folder):
+    values = np.random.default_rng(0).uniform(0.1, 0.9, (120, 40, 5)).astype("float32")
+    sound = write_tif(tmp_path / "sound.tif", values, wavelengths_nm=WAVELENGTHS)
+    values[70, 20] = POISON
+    poisoned = write_tif(tmp_path / "poisoned.tif", values, wavelengths_nm=WAVELENGTHS)
+    options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu", "--strip-px", 16)
+    with running_server(tmp_path / "data", *options, PYTHONPATH=str(POISON_FOLDER)) as server:
+        job, waiting = submit(server, poisoned), submit(server, sound)
+        failed = server.finished(job)
+        assert failed["problem"]["code"] == "inference_failed"
+        assert job in failed["problem"]["detail"]
+        assert failed["resumes"] == 2
+        assert server.log.read_text().count("ended with -9") == 3
+        assert server.finished(waiting)["status"] == "successful"
+
+
+def test_sigterm_keeps_what_is_done_and_the_job_goes_on_at_the_next_start(tmp_path, long_scene):
+    options = ("--device", "cpu", "--strip-px", 16)
+    with running_server(tmp_path / "data", *options) as server:
+        job = submit(server, long_scene)
+        strips = server.data / "jobs" / job / "strips"
+        wait_for(lambda: len(list(strips.rglob("*.npz"))) >= 3)
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 10
+    kept = {path.name: path.stat().st_mtime_ns for path in strips.rglob("*.npz")}
+    assert len(kept) >= 3
+    with running_server(tmp_path / "data", *options) as server:
+        wait_for(lambda: server.client.get(f"/jobs/{job}").json()["patches_done"] > 0)
+        now = {path.name: path.stat().st_mtime_ns for path in strips.rglob("*.npz")}
+        assert kept.items() <= now.items()  # finished strips were not made anew
+        done = server.finished(job)
+        assert done["status"] == "successful"
+        assert done["resumes"] == 1
+        expected = undisturbed(long_scene, tmp_path / "undisturbed")
+        for name, content in expected.items():
+            assert server.client.get(f"/jobs/{job}/results/{name}").content == content, name
+
+
+def ask(request):
+    with httpx.Client() as client:
+        return client.send(request)
+
+
+def test_a_caller_who_waits_is_told_of_the_shutdown_and_of_the_job(tmp_path, long_scene):
+    with running_server(tmp_path / "data", "--device", "cpu", "--headers-after-s", 30) as server:
+        request = server.client.build_request("POST", "/classify", files={"scene": part(long_scene)}, timeout=60)
+        answers: list[httpx.Response] = []
+        caller = threading.Thread(target=lambda: answers.append(ask(request)))
+        caller.start()
+        wait_for(lambda: server.client.get("/jobs").json()["jobs"])
+        server.stop()
+        caller.join(15)
+    assert answers[0].status_code == 503
+    assert answers[0].json()["code"] == "not_ready"
+    assert "/jobs/" in answers[0].headers["location"]
+
+
+def test_ctrl_c_ends_the_server_without_a_traceback(tmp_path, bundle_folder):
+    with running_server(tmp_path / "data", "--bundles", bundle_folder, "--device", "cpu") as server:
+        assert server.stop(signal.SIGINT) in (0, 130)
+        assert "Traceback" not in server.log.read_text()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 48 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("only root may mount a small disk")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take every free byte."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"\0" * 4096)
+        except OSError:
+            return filler
+
+
+def test_a_full_disk_fails_one_job_loses_no_other_and_recovers(small_disk, tmp_path, long_scene, small_scene):
+    options = ("--device", "cpu", "--strip-px", 16, "--min-free-bytes", "1MB")
+    with running_server(small_disk / "data", *options) as server:
+        first = submit(server, small_scene)
+        assert server.finished(first)["status"] == "successful"
+        running, waiting = submit(server, long_scene), submit(server, small_scene)
+        wait_for(lambda: list((server.data / "jobs" / running / "strips").rglob("*.npz")))
+        filler = fill(small_disk)
+        failed = server.finished(running)
+        assert failed["problem"]["code"] == "storage_full"
+        assert not (server.data / "jobs" / running).exists()
+
+        fill(small_disk)
+        assert server.client.get("/readyz").status_code == 503
+        refused = server.client.post("/classify", files={"scene": part(small_scene)})
+        assert refused.status_code == 507
+        assert refused.json()["code"] == "storage_full"
+        assert server.client.get(f"/jobs/{waiting}").json()["status"] == "accepted"
+
+        filler.unlink()
+        assert server.finished(waiting)["status"] == "successful"
+        wait_for(lambda: server.client.get("/readyz").status_code == 200)
+        assert server.client.get(f"/jobs/{first}/results/classes.tif").status_code == 200
+        assert server.finished(submit(server, small_scene))["status"] == "successful"
+
+
+def test_a_plan_that_needs_more_disk_than_there_is_fails_before_it_begins(small_disk, bundle_folder, tmp_path):
+    scene = write_tif(tmp_path / "wide.tif", np.full((1500, 1500, 5), 3000, "int16"), wavelengths_nm=WAVELENGTHS,
+                      compress="deflate")  # fmt: skip
+    options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu", "--min-free-bytes", "1MB")
+    with running_server(small_disk / "data", *options) as server:
+        job = submit(server, scene, probability_type="float32")
+        failed = server.finished(job)
+        assert failed["problem"]["code"] == "storage_full"
+        assert "MB are free" in failed["problem"]["detail"]
+        assert failed["patches_done"] == 0
+
+
+def test_an_upload_that_fills_the_disk_is_refused_and_leaves_nothing(small_disk, bundle_folder):
+    options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu", "--min-free-bytes", "1MB")
+    with running_server(small_disk / "data", *options) as server:
+        free = shutil.disk_usage(small_disk).free
+
+        def body():
+            for _ in range(80):
+                yield b"II*\0" + b"\0" * (1 << 20)
+
+        answer = server.client.post("/scenes", content=body())
+        assert answer.status_code == 507
+        assert answer.json()["code"] == "storage_full"
+        assert not any((server.data / "incoming").iterdir())
+        assert shutil.disk_usage(small_disk).free > free - (1 << 20)
+
+
+def test_a_second_server_on_the_same_folder_is_refused(tmp_path, bundle_folder):
+    options = ("--bundles", bundle_folder, "--device", "cpu", "--data", tmp_path / "data", "--port", 0)
+    server = RunningServer(tmp_path / "data", "--bundles", bundle_folder, "--device", "cpu")
+    try:
+        assert "another server uses the data folder" in refusal(run("serve", *options))
+    finally:
+        server.stop()
+
+
+def test_a_taken_port_is_told_at_once(server, tmp_path):
+    port = server.url.rsplit(":", 1)[1]
+    assert f"port {port}" in refusal(run("serve", "--port", port, "--data", tmp_path / "data"))
+
+
+def test_a_bad_bundle_stops_the_server_at_start(tmp_path):
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "bundles" / "bad.onnx").write_bytes(b"no bundle")
+    told = refusal(run("serve", "--bundles", tmp_path / "bundles", "--data", tmp_path / "data", "--port", 0))
+    assert "bad.onnx is cut short or no ONNX file" in told
+
+
+def test_a_setting_that_cannot_be_used_is_refused_by_its_flag(tmp_path):
+    told = refusal(run("serve", "--device", "gpu", "--data", tmp_path / "data"))
+    assert "--device" in told
+    assert "tensorrt" in told
+
+
+def test_a_worker_that_stops_breathing_loses_its_job_to_the_next_one(tmp_path, long_scene):
+    with running_server(tmp_path / "data", "--device", "cpu,cpu", "--lease-s", 2, "--strip-px", 16) as server:
+        wait_for(lambda: len(server.workers()) == 2)
+        job = submit(server, long_scene)
+        holder = wait_for(lambda: worker_of(server, job))
+        os.kill(holder, signal.SIGSTOP)
+        try:
+            done = server.finished(job)
+        finally:
+            os.kill(holder, signal.SIGCONT)
+        assert done["status"] == "successful"
+        assert done["resumes"] >= 1
+
+
+def worker_of(server, job):
+    """The process that has the job, once a strip is finished."""
+    if not list((server.data / "jobs" / job / "strips").rglob("*.npz")):
+        return None
+    with sqlite3.connect(server.data / "hyperscene.sqlite") as db:
+        name = db.execute("SELECT worker FROM jobs WHERE id = ?", (job,)).fetchone()[0]
+        row = db.execute("SELECT pid FROM workers WHERE name = ?", (name,)).fetchone()
+    db.close()
+    return row[0] if row else None

@@ -1,0 +1,539 @@
+"""OGC API - Processes 1.0 as its clients see it: every document against the standard's schemas, OWSLib as a client."""
+
+import base64
+import re
+import time
+from datetime import datetime, timedelta
+
+import httpx
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator, ValidationError
+from owslib.ogcapi.processes import Processes
+
+from service.api.documents import OUTPUTS
+from tests.ogc_schemas import require
+from tests.scenes import write_tif
+from tests.server import running_server
+
+WAVELENGTHS = np.linspace(450, 900, 5)
+EXECUTION = "/processes/classify-scene/execution"
+EXCEPTIONS = "http://www.opengis.net/def/exceptions/ogcapi-processes-1/1.0/"
+RELATIONS = "http://www.opengis.net/def/rel/ogc/1.0/"
+CLASSES = "http://www.opengis.net/spec/ogcapi-processes-1/1.0/conf/"
+NOBODY = "0" * 32
+
+
+def upload(client, path):
+    answer = client.post("/scenes", content=path.read_bytes(), headers={"Content-Type": "image/tiff"})
+    assert answer.status_code == 201, answer.text
+    return answer.json()["id"]
+
+
+def values(rows, cols, low=0.05):
+    return np.random.default_rng(7).uniform(low, 0.6, (rows, cols, 5)).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("scenes")
+
+
+@pytest.fixture(scope="module")
+def small(folder):
+    return write_tif(folder / "small.tif", values(24, 20), wavelengths_nm=WAVELENGTHS)
+
+
+@pytest.fixture(scope="module")
+def scene(server, small):
+    return upload(server.client, small)
+
+
+@pytest.fixture(scope="module")
+def large_scene(server, folder):
+    """One that takes some seconds with `patch` and stride 1."""
+    return upload(server.client, write_tif(folder / "large.tif", values(700, 700), wavelengths_nm=WAVELENGTHS))
+
+
+@pytest.fixture(scope="module")
+def bad_scene(server, folder):
+    """One on which `root` gives no numbers."""
+    return upload(server.client, write_tif(folder / "bad.tif", values(9, 9, low=-1), wavelengths_nm=WAVELENGTHS))
+
+
+def execute(client, scene, *, prefer=None, **request):
+    inputs = {"scene": {"href": f"/scenes/{scene}"}, **request.pop("inputs", {})}
+    document = {"inputs": inputs, **request}
+    require("execute", document)
+    return client.post(EXECUTION, json=document, headers={"Prefer": prefer} if prefer else {})
+
+
+def start(client, scene, **inputs):
+    answer = execute(client, scene, prefer="respond-async", inputs=inputs)
+    assert answer.status_code == 201, answer.text
+    return answer.json()["jobID"]
+
+
+@pytest.fixture(scope="module")
+def done(server, scene):
+    """A successful job."""
+    job = start(server.client, scene)
+    assert server.finished(job)["status"] == "successful"
+    return job
+
+
+@pytest.fixture
+def busy(server, client, large_scene):
+    """A job that runs and one that waits behind it."""
+    jobs = [start(client, large_scene, model="patch", stride_px=1) for _ in range(2)]
+    deadline = time.monotonic() + 30
+    while client.get(f"/jobs/{jobs[0]}").json()["status"] != "running":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    yield jobs
+    for job in reversed(jobs):
+        client.delete(f"/jobs/{job}")
+
+
+def problem(answer, status):
+    """The refusal, which has to be what the standard calls an exception."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    require("exception", answer.json())
+    assert answer.json()["status"] == status
+    return answer.json()
+
+
+def links(document):
+    return {link["rel"]: link["href"] for link in document["links"]}
+
+
+# The schemas
+
+
+def test_the_schemas_here_refuse_what_the_standard_refuses():
+    job = {"jobID": "1", "processID": "p", "type": "process", "status": "running"}
+    require("statusInfo", job)
+    for wrong in ({"status": "done"}, {"progress": 101}, {"created": "yesterday"}, {"links": [{"rel": "self"}]}):
+        with pytest.raises(ValidationError):
+            require("statusInfo", job | wrong)
+    for schema in ({"type": "file"}, {"examples": []}):
+        with pytest.raises(ValidationError):
+            require("schema", schema)
+    with pytest.raises(ValidationError):
+        require("results", {"classes": {"type": "image/tiff"}})
+
+
+# Documents
+
+
+def test_the_landing_page_leads_to_the_api_the_conformance_the_processes_and_the_jobs(server, client):
+    page = client.get("/").json()
+    require("landingPage", page)
+    for rel in ("service-desc", f"{RELATIONS}conformance", f"{RELATIONS}processes", f"{RELATIONS}job-list"):
+        assert client.get(links(page)[rel]).status_code == 200, rel
+    assert all(link["href"].startswith(server.url) for link in page["links"])
+
+
+def test_the_conformance_names_what_is_implemented(client):
+    document = client.get("/conformance").json()
+    require("confClasses", document)
+    expected = ("core", "ogc-process-description", "json", "oas30", "job-list", "dismiss")
+    assert {CLASSES + name for name in expected} <= set(document["conformsTo"])
+
+
+def test_the_list_of_processes_has_the_one_that_there_is(client):
+    document = client.get("/processes").json()
+    require("processList", document)
+    assert [process["id"] for process in document["processes"]] == ["classify-scene"]
+    assert client.get(links(document["processes"][0])["self"]).json()["id"] == "classify-scene"
+
+
+def test_the_description_has_every_input_and_output(client):
+    document = client.get("/processes/classify-scene").json()
+    require("process", document)
+    assert set(document["inputs"]) == {"scene", "model", "stride_px", "blend", "probability_type"}
+    assert set(document["outputs"]) == set(OUTPUTS)
+    assert [name for name, given in document["inputs"].items() if given["minOccurs"] > 0] == ["scene"]
+
+
+def test_the_schemas_of_inputs_are_json_schemas_that_their_defaults_fit(client):
+    for name, given in client.get("/processes/classify-scene").json()["inputs"].items():
+        Draft202012Validator.check_schema(given["schema"])
+        if "default" in given["schema"]:
+            Draft202012Validator(given["schema"]).validate(given["schema"]["default"])
+        assert name == "scene" or "enum" in given["schema"]
+
+
+def test_every_value_that_the_description_offers_is_taken(server, client, scene):
+    described = client.get("/processes/classify-scene").json()["inputs"]
+    for name in ("model", "stride_px", "blend", "probability_type"):
+        for value in described[name]["schema"]["enum"]:
+            if value == 16:  # as wide as a patch: for token bundles
+                continue
+            more = {"stride_px": 1} if value == "none" else {}
+            job = start(client, scene, **{name: value}, **more)
+            assert server.finished(job)["status"] == "successful", (name, value)
+
+
+def test_a_process_that_is_not_there_is_told_with_the_type_of_the_standard(client, scene):
+    body = {"inputs": {"scene": {"href": f"/scenes/{scene}"}}}
+    for answer in (client.get("/processes/none"), client.post("/processes/none/execution", json=body)):
+        assert problem(answer, 404)["type"] == EXCEPTIONS + "no-such-process"
+
+
+# Jobs
+
+
+def test_a_job_that_is_not_there_is_told_with_the_type_of_the_standard(client):
+    addresses = [f"/jobs/{NOBODY}{rest}" for rest in ("", "/results", "/results/classes.tif", "/events")]
+    for answer in [*map(client.get, addresses), client.delete(addresses[0])]:
+        assert problem(answer, 404)["type"] == EXCEPTIONS + "no-such-job"
+
+
+def test_a_successful_job_leads_to_its_results(client, done):
+    job = client.get(f"/jobs/{done}").json()
+    require("statusInfo", job)
+    assert (job["status"], job["progress"]) == ("successful", 100)
+    assert job["patches_done"] == job["patches_total"] == 30  # 24 x 20 pixels, every fourth
+    assert job["created"] <= job["started"] <= job["finished"]
+    assert client.get(links(job)[f"{RELATIONS}results"]).status_code == 200
+
+
+def test_jobs_that_run_or_wait_have_no_results_yet(client, busy):
+    found = []
+    for job in busy:
+        document = client.get(f"/jobs/{job}").json()
+        require("statusInfo", document)
+        found.append(document["status"])
+        assert f"{RELATIONS}results" not in links(document)
+        for name in ("results", "results/classes.tif"):
+            refusal = problem(client.get(f"/jobs/{job}/{name}"), 404)
+            assert refusal["type"] == EXCEPTIONS + "result-not-ready"
+    assert found == ["running", "accepted"]
+
+
+def test_dismissed_jobs_say_so_and_their_results_are_gone(client, busy):
+    for job in reversed(busy):
+        answer = client.delete(f"/jobs/{job}")
+        assert answer.status_code == 200
+        require("statusInfo", answer.json())
+        assert answer.json()["status"] == client.get(f"/jobs/{job}").json()["status"] == "dismissed"
+        assert problem(client.get(f"/jobs/{job}/results"), 404)["type"] == EXCEPTIONS + "no-such-job"
+
+
+def test_a_failed_job_says_why_and_so_do_its_results(server, client, bad_scene):
+    job = server.finished(start(client, bad_scene, model="root"))
+    require("statusInfo", job)
+    assert job["status"] == "failed"
+    refusal = problem(client.get(f"/jobs/{job['jobID']}/results"), 500)
+    assert refusal == job["problem"]
+    assert refusal["detail"] == job["message"]
+
+
+def test_the_results_are_links_that_lead_to_files_of_their_types(client, done):
+    document = client.get(f"/jobs/{done}/results").json()
+    require("results", document)
+    assert set(document) == set(OUTPUTS)
+    for link in document.values():
+        assert client.head(link["href"]).headers["content-type"].partition(";")[0] == link["type"]
+
+
+def pages(client, address, rel):
+    """Every page from an address on."""
+    while address:
+        page = client.get(address).json()
+        require("jobList", page)
+        yield page
+        address = links(page).get(rel)
+
+
+def test_the_pages_of_the_job_list_hold_every_job_once_the_newest_first(client, scene):
+    made = [start(client, scene) for _ in range(5)]
+    found = [job["jobID"] for page in pages(client, "/jobs?limit=2", "next") for job in page["jobs"]]
+    assert found[:5] == made[::-1]
+    assert len(found) == len(set(found))
+
+
+def test_the_pages_of_the_job_list_lead_back_to_the_first(client, scene):
+    for _ in range(5):
+        start(client, scene)
+    there = list(pages(client, "/jobs?limit=2&offset=0", "next"))
+    back = list(pages(client, links(there[-1])["self"], "prev"))
+    assert [links(page)["self"] for page in back[::-1]] == [links(page)["self"] for page in there]
+    assert "prev" not in links(there[0])
+
+
+def listed(client, **asked):
+    answer = client.get("/jobs", params={"limit": 1000, **asked})
+    assert answer.status_code == 200, answer.text
+    require("jobList", answer.json())
+    return [job["jobID"] for job in answer.json()["jobs"]]
+
+
+def test_jobs_are_listed_by_status(server, client, done, scene, bad_scene):
+    failed = start(client, bad_scene, model="root")
+    server.finished(failed)
+    assert done in listed(client, status="successful")
+    assert failed not in listed(client, status="successful")
+    assert {done, failed} <= set(listed(client, status=["failed", "successful"]))
+
+
+def test_jobs_are_listed_by_process_and_type(client, done):
+    assert done in listed(client, processID="classify-scene", type="process")
+    assert done in listed(client, processID=["another", "classify-scene"])
+    assert listed(client, processID="another") == []
+    assert listed(client, type="provider") == []
+
+
+def test_jobs_are_listed_by_when_they_were_made(client, done):
+    made = client.get(f"/jobs/{done}").json()["created"]
+    moment = datetime.fromisoformat(made)
+    before, after = ((moment + timedelta(seconds=by)).isoformat() for by in (-1, 1))
+    assert listed(client, datetime=made) == [done]
+    for asked in (f"{before}/{after}", f"../{made}", f"{made}/..", f"/{after}", f"{before}/"):
+        assert done in listed(client, datetime=asked), asked
+    for asked in (f"../{before}", f"{after}/.."):
+        assert done not in listed(client, datetime=asked), asked
+
+
+@pytest.mark.parametrize("asked", ["", "..", "../..", "yesterday", "2026-01-01T00:00:00Z/then", "/"])
+def test_a_time_that_is_none_is_refused_with_an_example(client, asked):
+    assert "2026-01-31T12:00:00Z/.." in problem(client.get("/jobs", params={"datetime": asked}), 422)["detail"]
+
+
+def test_jobs_are_listed_by_how_long_they_took(client, done, busy):
+    running, waiting = busy
+    assert done in listed(client, minDuration=0, maxDuration=1000)
+    assert done not in listed(client, minDuration=1000)
+    assert running in listed(client, minDuration=0)
+    assert waiting not in listed(client, minDuration=0)
+    assert waiting not in listed(client, maxDuration=1000)
+
+
+def test_the_next_page_asks_for_the_same_jobs(client, scene):
+    for _ in range(3):
+        start(client, scene)
+    asked = {"limit": 1, "processID": "classify-scene", "datetime": "2020-01-01T00:00:00Z/..", "status": "successful"}
+    page = links(client.get("/jobs", params=asked).json())["next"]
+    assert dict(httpx.URL(page).params) == {key: str(value) for key, value in asked.items()} | {"offset": "1"}
+
+
+# Execution
+
+
+def test_a_caller_who_waits_gets_the_results_document(client, scene):
+    answer = execute(client, scene, response="document")
+    assert answer.status_code == 200
+    require("results", answer.json())
+    assert set(answer.json()) == set(OUTPUTS)
+    assert client.get(answer.json()["classes"]["href"]).headers["content-type"] == "image/tiff"
+
+
+def test_the_document_holds_the_outputs_that_were_asked_for_and_no_others(client, scene):
+    answer = execute(client, scene, response="document", outputs={"classes": {}, "item": {}})
+    assert set(answer.json()) == {"classes", "item"}
+
+
+def test_values_that_were_asked_for_stand_in_the_document(client, scene):
+    outputs = {name: {"transmissionMode": "value"} for name in ("classes", "summary")}
+    answer = execute(client, scene, response="document", outputs={**outputs, "preview": {}})
+    document = answer.json()
+    require("results", document)
+    files = f"{answer.headers['location']}/results"
+    assert base64.b64decode(document["classes"]["value"]) == client.get(f"{files}/classes.tif").content
+    assert document["summary"]["value"] == client.get(f"{files}/summary.json").json()
+    assert document["preview"]["href"] == f"{files}/preview.png"
+
+
+def test_one_raw_output_is_the_file_itself(client, scene):
+    answer = execute(client, scene, response="raw", outputs={"preview": {}})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "image/png")
+    assert answer.content == client.get(f"{answer.headers['location']}/results/preview.png").content
+
+
+def linked(answer):
+    found = re.findall(r'<([^>]+)>; rel="([^"]+)"', ", ".join(answer.headers.get_list("link")))
+    return {rel: href for href, rel in found}
+
+
+@pytest.mark.parametrize(
+    "outputs", [{"classes": {}, "summary": {}}, {"classes": {"transmissionMode": "reference"}}, None]
+)
+def test_raw_outputs_by_reference_are_in_headers(client, scene, outputs):
+    answer = execute(client, scene, response="raw", **({"outputs": outputs} if outputs else {}))
+    assert (answer.status_code, answer.content) == (204, b"")
+    found = linked(answer)
+    assert client.get(found.pop("monitor")).json()["status"] == "successful"
+    assert set(found) == set(outputs or OUTPUTS)
+    assert client.get(found["classes"]).headers["content-type"] == "image/tiff"
+
+
+def test_a_caller_who_does_not_wait_gets_the_job_and_its_address(server, client, scene):
+    answer = execute(client, scene, prefer="respond-async, wait=10")
+    assert answer.status_code == 201
+    require("statusInfo", answer.json())
+    assert answer.headers["location"] == f"{server.url}/jobs/{answer.json()['jobID']}"
+    assert answer.headers["preference-applied"] == "respond-async"
+    assert server.finished(answer.json()["jobID"])["status"] == "successful"
+
+
+def test_a_job_that_fails_is_told_to_the_caller_who_waits(client, bad_scene):
+    answer = execute(client, bad_scene, response="document", inputs={"model": "root"})
+    assert problem(answer, 500)["code"] == "inference_failed"
+    assert client.get(answer.headers["location"]).json()["status"] == "failed"
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory, bundle_folder):
+    """A server that sends headers as early as it can."""
+    options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu", "--headers-after-s", 0)
+    with running_server(tmp_path_factory.mktemp("hasty") / "data", *options) as running:
+        yield running.client
+
+
+def test_outputs_are_in_headers_however_long_it_takes(hasty, small):
+    answer = execute(hasty, upload(hasty, small), response="raw")
+    assert answer.status_code == 204
+    assert set(linked(answer)) == {*OUTPUTS, "monitor"}
+
+
+def test_the_document_comes_after_its_headers_when_it_takes_long(hasty, small):
+    answer = execute(hasty, upload(hasty, small), response="document")
+    assert answer.status_code == 200
+    require("results", answer.json())
+    assert hasty.get(answer.json()["classes"]["href"]).status_code == 200
+
+
+# Inputs
+
+
+def with_inputs(client, **inputs):
+    headers = {"Prefer": "respond-async"}
+    return client.post(EXECUTION, json={"inputs": inputs}, headers=headers)
+
+
+@pytest.mark.parametrize("form", ["/scenes/{id}", "{url}/scenes/{id}", "{url_in_capitals}/scenes/{id}"])
+def test_a_scene_is_named_by_its_address(server, client, scene, form):
+    href = form.format(id=scene, url=server.url, url_in_capitals=server.url.upper())
+    for given in ({"href": href}, {"href": href, "type": "image/tiff"}, [{"href": href}]):
+        answer = with_inputs(client, scene=given)
+        assert answer.status_code == 201, answer.text
+        assert answer.json()["scene_id"] == scene
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "http://example.com/scenes/{id}",
+        "http://example.com:{port}/scenes/{id}",
+        "//example.com/scenes/{id}",
+        "http://127.0.0.1:{port}@example.com/scenes/{id}",
+        "http://someone@127.0.0.1:{port}/scenes/{id}",
+        "http://127.0.0.1/scenes/{id}",
+        "http:/scenes/{id}",
+        "http:///scenes/{id}",
+        "ftp://127.0.0.1:{port}/scenes/{id}",
+        "file:///scenes/{id}",
+        "file:///etc/passwd",
+        "/vsicurl/http://127.0.0.1:{port}/scenes/{id}",
+        "/etc/passwd",
+        "{id}",
+        "scenes/{id}",
+        "/scenes/../scenes/{id}",
+        "/scenes/{id}/..",
+        "/scenes/%2e%2e",
+        "/scenes/{id}?file=/etc/passwd",
+        "/scenes/{id}#part",
+        "/scenes/{id}\n",
+        " /scenes/{id}",
+        "/scenes/",
+        "http://[/scenes/{id}",
+        "data:image/tiff;base64,SUkqAA==",
+        "",
+    ],
+)
+def test_an_address_that_leads_elsewhere_is_refused(server, client, scene, form):
+    href = form.format(id=scene, port=httpx.URL(server.url).port)
+    refusal = problem(with_inputs(client, scene={"href": href}), 422)
+    assert "POST /scenes" in refusal["detail"]
+
+
+@pytest.mark.parametrize("given", [None, 7, True, [], {}, {"value": "SUkqAA=="}, {"href": 7}, [{"href": "/"}] * 2])
+def test_a_scene_that_is_no_reference_is_refused_with_an_example(client, given):
+    assert '{"href": "/scenes/ID"}' in problem(with_inputs(client, scene=given), 422)["detail"]
+
+
+def test_a_scene_that_is_not_there_is_refused(client):
+    assert problem(with_inputs(client, scene={"href": f"/scenes/{NOBODY}"}), 404)["code"] == "no_such_scene"
+
+
+def test_values_may_be_qualified(client, scene):
+    inputs = {"stride_px": {"value": 8}, "blend": {"value": "linear"}, "model": {"value": "patch"}}
+    job = with_inputs(client, scene={"href": f"/scenes/{scene}"}, **inputs).json()
+    assert (job["model"], job["settings"]["stride_px"], job["settings"]["blend"]) == ("patch", 8, "linear")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told"),
+    [
+        ({"stride": 4}, "no option 'stride'"),
+        ({"stride_px": 3}, "stride_px must be one of"),
+        ({"stride_px": {"value": True}}, "stride_px must be one of"),
+        ({"stride_px": [4]}, "stride_px must be one of"),
+        ({"stride_px": 4.5}, "stride_px must be one of"),
+        ({"blend": {"value": ["angle"]}}, "blend must be one of"),
+        ({"blend": {"href": "http://example.com/"}}, "blend must be one of"),
+        ({"probability_type": None}, "probability_type must be one of"),
+        ({"model": 7}, "model must be a name"),
+    ],
+)
+def test_inputs_that_the_description_does_not_offer_are_refused(client, scene, inputs, told):
+    answer = with_inputs(client, scene={"href": f"/scenes/{scene}"}, **inputs)
+    assert told in problem(answer, 422)["detail"]
+
+
+def test_outputs_that_the_description_does_not_offer_are_refused(client, scene):
+    answer = execute(client, scene, outputs={"picture": {}})
+    assert "no output 'picture'; known are classes" in problem(answer, 422)["detail"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"{}", b'{"inputs": 3}', b'{"inputs": {}, "response": "both"}', b"\xff\xfe"]
+)
+def test_bodies_that_are_no_request_are_refused(client, body):
+    answer = client.post(EXECUTION, content=body, headers={"Content-Type": "application/json"})
+    require("exception", answer.json())
+    assert answer.status_code in (400, 422)
+
+
+# OWSLib
+
+
+@pytest.fixture
+def owslib(server):
+    return Processes(server.url)
+
+
+def test_owslib_lists_and_describes_the_process(owslib):
+    assert [process["id"] for process in owslib.processes()] == ["classify-scene"]
+    assert set(owslib.process("classify-scene")["outputs"]) == set(OUTPUTS)
+    assert CLASSES + "core" in owslib.conformance()["conformsTo"]
+
+
+def test_owslib_finds_the_api(owslib):
+    assert EXECUTION.replace("classify-scene", "{process_id}") in owslib.api()["paths"]
+
+
+def test_owslib_runs_the_process_and_waits(owslib, client, scene):
+    inputs = {"scene": {"href": f"/scenes/{scene}"}, "stride_px": 8}
+    results = owslib.execute("classify-scene", inputs, outputs={"classes": {"transmissionMode": "reference"}})
+    require("results", results)
+    assert client.get(results["classes"]["href"]).headers["content-type"] == "image/tiff"
+
+
+def test_owslib_runs_the_process_and_comes_back_later(server, owslib, scene):
+    job = owslib.execute("classify-scene", {"scene": {"href": f"{server.url}/scenes/{scene}"}}, async_=True)
+    require("statusInfo", job)
+    assert owslib.response_headers["Location"].endswith(job["jobID"])
+    assert server.finished(job["jobID"])["status"] == "successful"

@@ -1,0 +1,160 @@
+"""The store: what it promises about jobs, leases and counts."""
+
+import sqlite3
+import time
+
+import pytest
+
+from service.errors import InferenceFailed
+from service.jobs.records import JobRecord, SceneRecord, new_id
+from service.jobs.store import MIGRATIONS, Store, StoreTooNew
+
+KEEP_S = 100.0
+SUMMARY = {"patches": 5, "valid_pixels": 7, "no_data_pixels": 2, "seconds": {"read": 0.1, "total": 0.3}}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store.sqlite")
+
+
+def a_job(owner="", key=None, created=None):
+    now = created or time.time()
+    return JobRecord(
+        id=new_id(), owner=owner, scene_id="scene", scene_name="field.tif", model="demo", options={"stride_px": 4},
+        status="accepted", created=now, updated=now, idempotency_key=key,
+    )  # fmt: skip
+
+
+def a_scene(owner="", expires=1e12):
+    return SceneRecord(new_id(), owner, "field.tif", "scene.tif", 10, time.time(), expires, {"rows": 3}, False)
+
+
+def test_a_job_comes_back_as_it_was_kept(store):
+    job = store.add_job(a_job())
+    assert store.job(job.id) == job
+
+
+def test_the_oldest_job_is_claimed_first_and_by_one_worker_only(store):
+    second, first = store.add_job(a_job(created=20)), store.add_job(a_job(created=10))
+    assert store.claim("a", 10).id == first.id
+    assert store.claim("b", 10).id == second.id
+    assert store.claim("c", 10) is None
+
+
+def test_a_job_whose_worker_fell_silent_is_given_to_another(store):
+    store.add_job(a_job())
+    lost = store.claim("a", 0.01)
+    time.sleep(0.02)
+    taken = store.claim("b", 10)
+    assert taken.id == lost.id
+    assert taken.resumes == 1
+    assert not store.renew(lost, 10, 1, 2, None)
+    assert not store.succeed(lost, SUMMARY, KEEP_S)
+    assert store.renew(taken, 10, 1, 2, None)
+
+
+def test_every_change_has_a_number_of_its_own(store):
+    job = store.add_job(a_job())
+    held = store.claim("a", 10)
+    assert held.version > job.version
+    store.renew(held, 10, 1, 2, 3.0)
+    assert store.versions([job.id])[job.id] > held.version
+
+
+def test_a_released_job_goes_on_later_and_is_not_blamed(store):
+    store.add_job(a_job())
+    for _ in range(5):
+        held = store.claim("a", 10)
+        store.release(held)
+    assert store.job(held.id).status == "accepted"
+    assert store.job(held.id).deaths == 0
+
+
+def test_a_job_whose_worker_dies_three_times_at_one_place_fails(store):
+    store.add_job(a_job())
+    for _ in range(3):
+        held = store.claim("a", 10)
+        store.forfeit("a", {held.id: 2}, KEEP_S)
+    job = store.job(held.id)
+    assert (job.status, job.error_code) == ("failed", "inference_failed")
+    assert job.id in job.error_detail
+
+
+def test_a_job_that_gets_on_between_deaths_is_not_to_blame(store):
+    store.add_job(a_job())
+    for strips in range(8):
+        held = store.claim("a", 10)
+        store.forfeit("a", {held.id: strips}, KEEP_S)
+    assert store.job(held.id).status == "accepted"
+
+
+def test_a_server_that_died_frees_its_jobs_without_blame(store):
+    store.add_job(a_job())
+    for _ in range(5):
+        held = store.claim("a", 10)
+        store.free_all()
+    assert store.job(held.id).status == "accepted"
+    assert not store.succeed(held, SUMMARY, KEEP_S)
+
+
+def test_a_dismissed_job_is_lost_to_its_worker(store):
+    store.add_job(a_job())
+    held = store.claim("a", 10)
+    store.dismiss(held.id, KEEP_S)
+    assert not store.renew(held, 10, 1, 2, None)
+    assert not store.fail(held, InferenceFailed("no"), KEEP_S)
+    assert store.job(held.id).status == "dismissed"
+
+
+def test_an_idempotency_key_makes_one_job_for_each_owner(store):
+    first = store.add_job(a_job("ann", "k"))
+    assert store.add_job(a_job("ann", "k")).id == first.id
+    assert store.add_job(a_job("bob", "k")).id != first.id
+    assert store.job_by_key("ann", "k").id == first.id
+
+
+def test_jobs_come_in_pages_the_newest_first(store):
+    made = [store.add_job(a_job("ann", created=created)).id for created in range(1, 6)]
+    store.add_job(a_job("bob"))
+    assert [job.id for job in store.jobs("ann", [], 2, 0)] == made[:2:-1]
+    assert [job.id for job in store.jobs("ann", [], 10, 3)] == made[1::-1]
+    assert store.jobs("ann", ["failed"], 10, 0) == []
+
+
+def test_a_scene_that_a_job_has_to_read_is_not_removed(store):
+    scene = a_scene(expires=0)
+    job = a_job()
+    store.add_job(JobRecord(**{**vars(job), "scene_id": scene.id}), scene)
+    assert not store.remove_scene(scene.id)
+    assert store.expired_scenes(time.time()) == []
+    store.dismiss(job.id, KEEP_S)
+    assert store.expired_scenes(time.time()) == [scene.id]
+    assert store.remove_scene(scene.id)
+    assert store.scene(scene.id) is None
+
+
+def test_finished_jobs_expire(store):
+    store.add_job(a_job())
+    held = store.claim("a", 10)
+    store.succeed(held, SUMMARY, KEEP_S)
+    assert store.expired_jobs(time.time()) == []
+    assert store.expired_jobs(time.time() + KEEP_S + 1) == [held.id]
+
+
+def test_counts_are_kept_over_a_restart(store, tmp_path):
+    store.add_job(a_job())
+    store.succeed(store.claim("a", 10), SUMMARY, KEEP_S)
+    counts = {(name, tuple(labels.items())): value for name, labels, value in Store(tmp_path / "store.sqlite").counts()}
+    assert counts["jobs_submitted_total", ()] == 1
+    assert counts["jobs_finished_total", (("reason", ""), ("status", "successful"))] == 1
+    assert counts["pixels_total", (("kind", "valid"),)] == 7
+    assert counts["stage_seconds_sum", (("stage", "read"),)] == pytest.approx(0.1)
+
+
+def test_a_store_of_a_later_version_is_refused(tmp_path):
+    with sqlite3.connect(tmp_path / "store.sqlite") as db:
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    db.close()
+    with pytest.raises(StoreTooNew, match="upgrade"):
+        Store(tmp_path / "store.sqlite")

@@ -1,0 +1,182 @@
+"""Uploads by hand: the bytes of a TIFF, of a form and of a request, and what they cost the server."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from tests.server import RunningServer
+
+BOUNDARY = "a-line-between"
+SHORT, LONG, LONG8, ASCII = 3, 4, 16, 2
+TYPES = {SHORT: "H", LONG: "I", LONG8: "Q"}
+
+
+def tiff_start(entries: dict[int, tuple[int, list[int] | bytes]], *, is_big: bool = False) -> bytes:
+    """A TIFF's head and its one directory, from tags with their type and values; little-endian."""
+    word, count_code, head = ("Q", "Q", b"II+\0\x08\0\0\0") if is_big else ("I", "H", b"II*\0")
+    word_bytes = struct.calcsize(word)
+    first = len(head) + word_bytes
+    after = first + struct.calcsize(count_code) + len(entries) * (4 + 2 * word_bytes) + word_bytes
+    rows, lists = b"", b""
+    for tag, (kind, values) in sorted(entries.items()):
+        packed = values if isinstance(values, bytes) else struct.pack(f"<{len(values)}{TYPES[kind]}", *values)
+        if len(packed) > word_bytes:
+            where = struct.pack("<" + word, after + len(lists))
+            lists += packed + b"\0" * (len(packed) % 2)
+        else:
+            where = packed.ljust(word_bytes, b"\0")
+        rows += struct.pack("<HH" + word, tag, kind, len(values)) + where
+    directory = struct.pack("<" + count_code, len(entries)) + rows + struct.pack("<" + word, 0)
+    return head + struct.pack("<" + word, first) + directory + lists
+
+
+def striped_tiff_start(
+    rows: int, cols: int, bands: int, *, rows_a_strip: int, is_big: bool = False, compression: int = 1,
+    strip_bytes: int | None = None, description: bytes = b"", nodata: bytes = b"",
+) -> bytes:  # fmt: skip
+    """The head of a TIFF of bytes, band after band; its strips follow in their order, `strip_bytes` long each."""
+    strips = bands * -(-rows // rows_a_strip)
+    length = rows_a_strip * cols if strip_bytes is None else strip_bytes
+    kind = LONG8 if is_big else LONG
+
+    def head(start: int) -> bytes:
+        return tiff_start(
+            {
+                256: (LONG, [cols]),
+                257: (LONG, [rows]),
+                258: (SHORT, [8] * bands),
+                259: (SHORT, [compression]),
+                262: (SHORT, [1]),
+                273: (kind, [start + number * length for number in range(strips)]),
+                277: (SHORT, [bands]),
+                278: (LONG, [rows_a_strip]),
+                279: (kind, [length] * strips),
+                284: (SHORT, [2]),
+                **{tag: (ASCII, text + b"\0") for tag, text in ((42112, description), (42113, nodata)) if text},
+            },
+            is_big=is_big,
+        )
+
+    return head(len(head(0)))
+
+
+def wavelength_tags(nm: Iterable[float]) -> bytes:
+    """GDAL's own tag for what it knows of each band."""
+    items = "".join(
+        f'<Item name="wavelength" sample="{band}">{value}</Item>'
+        f'<Item name="wavelength_units" sample="{band}">Nanometers</Item>'
+        for band, value in enumerate(nm)
+    )
+    return f"<GDALMetadata>{items}</GDALMetadata>".encode()
+
+
+def form_part(content: bytes, name: str = "scene.tif", *, field: str = "scene", headers: str = "") -> bytes:
+    """A part of a form, as it travels; `name` may hold anything."""
+    disposition = f'Content-Disposition: form-data; name="{field}"' + (f'; filename="{name}"' if name else "")
+    return f"--{BOUNDARY}\r\n{disposition}\r\n{headers}\r\n".encode() + content + b"\r\n"
+
+
+def form_body(*parts: bytes) -> bytes:
+    """A whole form."""
+    return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
+
+
+def request_head(path: str, length: object | None = None, **headers: str) -> bytes:
+    """The first lines of a POST with a form; underscores in names of headers are hyphens."""
+    lines = {"Host": "localhost", "Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+    lines |= {name.replace("_", "-"): value for name, value in headers.items()}
+    if length is not None:
+        lines["Content-Length"] = str(length)
+    text = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"POST {path} HTTP/1.1\r\n{text}\r\n".encode("latin-1")
+
+
+class Answer:
+    """What came back over a socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        self.status_code = response.status
+        self.headers = {name.lower(): value for name, value in response.getheaders()}
+        self.text = response.read().decode("utf-8", "replace")
+
+
+@contextmanager
+def connected(server: RunningServer) -> Iterator[socket.socket]:
+    """A connection to the server."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        yield connection
+
+
+def exchange(server: RunningServer, *pieces: bytes, pause_s: float = 0) -> Answer:
+    """Send bytes and read the answer; pieces that nobody takes any more are left."""
+    with connected(server) as connection:
+        with suppress(ConnectionError):
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(pause_s)
+        return Answer(connection)
+
+
+class Memory:
+    """Resident bytes of the server and all its children: before, and at most."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self._process = psutil.Process(server.process.pid)
+        self.before = self.most = self._now()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    @property
+    def growth(self) -> int:
+        return self.most - self.before
+
+    def _now(self) -> int:
+        total = 0
+        for process in [self._process, *self._process.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                total += process.memory_info().rss
+        return total
+
+    def _look(self) -> None:
+        while not self._is_over.wait(0.02):
+            self.most = max(self.most, self._now())
+
+    def __enter__(self) -> Memory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+class Secret:
+    """A file of the server's that nobody uploaded, and whether it was read (its time of access tells)."""
+
+    def __init__(self, path: Path, size_bytes: int = 40_000) -> None:
+        self.path = path
+        path.write_bytes(os.urandom(size_bytes))
+        self._forget()
+        path.read_bytes()
+        assert self.was_read, "this file system keeps no times of access"
+        self._forget()
+
+    def _forget(self) -> None:
+        os.utime(self.path, (0, self.path.stat().st_mtime))
+
+    @property
+    def was_read(self) -> bool:
+        return self.path.stat().st_atime != 0
