@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -82,7 +83,7 @@ def create_app(settings: Settings | None = None, foundation: Foundation | None =
     for part in (classify, scenes, jobs, models, processes, health):
         app.include_router(part.router)
     _serve_openapi(app)
-    install_openapi(app)
+    install_openapi(app, wants_keys=bool(settings.api_keys))
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -158,6 +159,9 @@ def _held_folder(settings: Settings) -> Generator[None, None, None]:
 @asynccontextmanager
 async def running_service(settings: Settings, laid: Foundation) -> AsyncIterator[tuple[Service, Supervisor]]:
     """The service with its workers; what an earlier server left is taken up."""
+    # As many threads as uploads may be looked at or flushed to disk at once, and some for what is quick.
+    pool = ThreadPoolExecutor(settings.max_uploads + 32, "hyperscene-call")
+    asyncio.get_running_loop().set_default_executor(pool)
     supervisor = Supervisor(settings, laid.store, laid.models)
     admission = Admission(settings, laid.store, laid.models, laid.inspector, supervisor)
     await asyncio.to_thread(laid.store.free_all)
@@ -171,6 +175,7 @@ async def running_service(settings: Settings, laid: Foundation) -> AsyncIterator
     finally:
         housekeeping.cancel()
         watch.stop()
+        laid.inspector.close()
         await asyncio.to_thread(supervisor.stop, settings.stop_s / 2)
 
 

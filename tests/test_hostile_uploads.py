@@ -423,6 +423,15 @@ def test_an_endless_header_is_refused_while_it_is_read(server, tif):
     assert memory.growth < 100 * MB
 
 
+def test_a_header_of_countless_keys_is_refused_at_once(server, tif, data):
+    header = ENVI_HEADER + "".join(f"key{number} = 1\n" for number in range(200_000))
+    began = time.monotonic()
+    with harmless(server, tif):
+        answer = send(server, ("a.img", data), ("a.hdr", header.encode()))
+        assert "more than 5000 keys" in refused(server, answer, 413, "scene_too_large")
+    assert time.monotonic() - began < 5
+
+
 # Bodies that are not what they say
 
 
@@ -547,6 +556,26 @@ def test_a_form_without_a_scene_is_refused(server, tif):
     with harmless(server, tif):
         answer = exchange(server, request_head("/classify", len(body)), body)
         refused(server, answer, 422, "scene_unreadable")
+
+
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [
+        (b"GET /livez HTTP/1.1\r\nX-Long: ", b"x" * MB),
+        (b"GET /livez HTTP/1.1\r\n", b"X-More: x\r\n" * 100_000),
+        (b"GET /livez?", b"x" * MB),
+        (b"POST /scenes HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-Trailer: ", b"x" * MB),
+    ],
+)
+def test_headers_that_do_not_end_are_cut_off(server, tif, start, piece):
+    with harmless(server, tif), Memory(server) as memory, connected(server) as connection:
+        began = time.monotonic()
+        with pytest.raises(ConnectionError):
+            connection.sendall(start)
+            for _ in range(100):
+                connection.sendall(piece)
+        assert time.monotonic() - began < 5
+    assert memory.growth < 50 * MB
 
 
 # Scenes that cannot be used

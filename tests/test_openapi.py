@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -16,12 +15,14 @@ from openapi_spec_validator import OpenAPIV30SpecValidator
 from referencing import Registry
 from referencing.jsonschema import DRAFT4
 
+from service.app import create_app
+from service.settings import Settings
 from tests.scenes import write_tif
 from tests.server import running_server
 
 CHECKS = (
     "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
-    "response_schema_conformance", "unsupported_method", "allow_header_conformance",
+    "response_schema_conformance", "unsupported_method", "allow_header_conformance", "ignored_auth",
 )  # fmt: skip
 BINARY = {"type": "string", "format": "binary"}
 NOT_GUARDED = ("/livez", "/readyz")
@@ -135,19 +136,26 @@ def test_the_example_of_a_document_has_the_fields_that_the_server_answers_with(d
         assert set(examples_of(document, node)[0]) == answered - missing, path
 
 
+def test_keys_are_spoken_of_where_the_server_wants_them():
+    operations = {
+        is_wanted: create_app(Settings(api_keys="one,two" if is_wanted else "")).openapi()["paths"]["/jobs"]["get"]
+        for is_wanted in (True, False)
+    }
+    assert operations[True]["security"] == [{"APIKeyHeader": []}, {"HTTPBearer": []}]
+    assert "security" not in operations[False]
+
+
 def test_the_document_needs_no_server_that_is_named_in_it(document):
     assert "servers" not in document
 
 
+def test_an_address_tells_every_method_that_it_knows(client):
+    answer = client.put(f"/jobs/{'0' * 32}")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, GET")
+    assert answer.json()["code"] == "method_not_allowed"
+
+
 # Everything that the document allows, asked of a real server
-
-
-def is_ready(client, job, headers):
-    deadline = time.monotonic() + 30
-    while client.get(f"/jobs/{job}", headers=headers).json()["status"] not in ("successful", "failed"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return job
 
 
 def things_that_are_there(server, folder, headers):
@@ -164,7 +172,7 @@ def things_that_are_there(server, folder, headers):
         ).json()["jobID"]
         for _ in range(2)
     ]
-    done, to_delete = [is_ready(server.client, job, headers) for job in jobs]
+    done, to_delete = [server.finished(job, **headers)["jobID"] for job in jobs]
     return {
         "file": str(file),
         "to_ask": {
@@ -177,13 +185,13 @@ def things_that_are_there(server, folder, headers):
     }
 
 
-def ask_everything(server, folder, things, document, *options):
-    """Run schemathesis, which ends with 0 when it found nothing wrong."""
+def ask_everything(server, folder, things, document, run, *options):
+    """Run schemathesis, which ends with 0 when it found nothing wrong; `run` is how the log calls its requests."""
     (folder / "api.json").write_text(json.dumps(document))
     command = [
         Path(sys.executable).with_name("st"), "run", "api.json", "--url", server.url, "--checks", ",".join(CHECKS),
         "--seed", "1", "--request-timeout", "20", "--no-color", "--generation-database", "none",
-        "--continue-on-failure", "--warnings", "off", *options,
+        "--continue-on-failure", "--warnings", "off", "--header", f"X-Request-ID: {run}", *options,
     ]  # fmt: skip
     # Found as a module from the root; a folder of its own, so that no configuration or report of others is in the way.
     environment = os.environ | {
@@ -195,13 +203,13 @@ def ask_everything(server, folder, things, document, *options):
     assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr[-2000:]
 
 
-def answers(server):
-    """How often each path, with ids left out, was answered with each status."""
+def answers(server, run):
+    """How often each path, with ids left out, was answered with each status in a run."""
     lines = [json.loads(line) for line in server.log.read_text().splitlines() if '"request"' in line]
     return Counter(
         (line["method"], re.sub("[0-9a-f]{32}", "ID", line["path"]), line["status"])
         for line in lines
-        if "status" in line
+        if line.get("request_id") == run
     )
 
 
@@ -214,10 +222,9 @@ def options(bundle_folder):
 def test_whatever_the_document_allows_is_answered_as_it_says(tmp_path, document, options):
     with running_server(tmp_path / "data", *options) as server:
         things = things_that_are_there(server, tmp_path, {})
-        ask_everything(
-            server, tmp_path, things, document, "--phases", "examples,coverage,fuzzing", "--max-examples", "15"
-        )
-        seen = answers(server)
+        much = ("--phases", "examples,coverage,fuzzing", "--max-examples", "10")
+        ask_everything(server, tmp_path, things, document, "open", *much)
+        seen = answers(server, "open")
         for answered in (
             ("POST", "/scenes", 201),
             ("POST", "/processes/classify-scene/execution", 200),
@@ -233,15 +240,15 @@ def test_whatever_the_document_allows_is_answered_as_it_says(tmp_path, document,
 
 
 @pytest.mark.slow
-def test_with_keys_the_document_holds_for_those_who_have_one_and_nobody_else_gets_in(tmp_path, document, options):
+def test_with_keys_the_document_holds_for_those_who_have_one_and_nobody_else_gets_in(tmp_path, options):
     key = {"X-API-Key": "a-key-of-the-tests"}
     with running_server(tmp_path / "data", *options, "--api-keys", key["X-API-Key"]) as server:
         things = things_that_are_there(server, tmp_path, key)
-        few = ("--phases", "examples,fuzzing", "--max-examples", "5")
-        before = answers(server)
-        ask_everything(server, tmp_path, things, document, *few)
-        without = answers(server) - before
+        document = server.client.get("/api", headers=key).json()
+        few = ("--phases", "examples,fuzzing", "--max-examples", "3")
+        ask_everything(server, tmp_path, things, document, "without", *few)
+        without = answers(server, "without")
         assert {path for _, path, status in without if status < 400} == {"/livez", "/readyz"}
         assert without["GET", "/jobs/ID", 401]
-        ask_everything(server, tmp_path, things, document, *few, "--header", f"X-API-Key: {key['X-API-Key']}")
-        assert (answers(server) - before)["GET", "/jobs/ID", 200]
+        ask_everything(server, tmp_path, things, document, "with", *few, "--header", f"X-API-Key: {key['X-API-Key']}")
+        assert answers(server, "with")["GET", "/jobs/ID", 200]

@@ -13,7 +13,7 @@ from service.api.context import BaseDep, OwnerDep, Service, ServiceDep
 from service.api.documents import ZIP_NAME, StatusInfo, status_of
 from service.api.problems import problems
 from service.api.results import ZIP_TYPE, accepts_zip, answer_file
-from service.api.uploads import content_length, receive_form
+from service.api.uploads import content_length, incoming, receive_form
 from service.errors import RequestUnusable
 from service.jobs.admission import JobRequest
 from service.jobs.records import JobRecord
@@ -174,11 +174,13 @@ async def classify(
 
 async def _submit(request: Request, service: Service, owner: str, key: str | None) -> JobRecord:
     admission = service.admission
-    with admission.slot(is_job=True), admission.incoming() as folder:
+    with admission.slot(is_job=True):
         await asyncio.to_thread(admission.require_place, content_length(request), is_job=True)
-        upload = await receive_form(request, service, folder)
-        asked = job_request(upload.fields)
-        return await asyncio.to_thread(_take, service, folder, upload.files, asked, owner, key, logs.request_id.get())
+        async with incoming(service) as folder:
+            upload = await receive_form(request, service, folder)
+            asked = job_request(upload.fields)
+            request_id = logs.request_id.get()
+            return await asyncio.to_thread(_take, service, folder, upload.files, asked, owner, key, request_id)
 
 
 def _take(

@@ -10,8 +10,8 @@ from fastapi.openapi.utils import get_openapi
 VERSION = "3.0.3"
 
 
-def install_openapi(app: FastAPI) -> None:
-    """Have the app describe itself in 3.0."""
+def install_openapi(app: FastAPI, *, wants_keys: bool) -> None:
+    """Have the app describe itself in 3.0; where everybody may call, keys are not spoken of."""
 
     def describe() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -23,10 +23,19 @@ def install_openapi(app: FastAPI) -> None:
                 tags=app.openapi_tags,
                 openapi_version=VERSION,
             )
-            app.openapi_schema = to_3_0(document)
+            app.openapi_schema = to_3_0(document if wants_keys else without_keys(document))
         return app.openapi_schema
 
     app.openapi = describe  # type: ignore[method-assign]
+
+
+def without_keys(document: dict[str, Any]) -> dict[str, Any]:
+    """The document of a server that has no API keys."""
+    document["components"].pop("securitySchemes", None)
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            operation.pop("security", None)
+    return document
 
 
 def to_3_0(node: Any) -> Any:

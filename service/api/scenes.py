@@ -13,7 +13,7 @@ from python_multipart.multipart import parse_options_header
 from service.api.context import BaseDep, OwnerDep, Service, ServiceDep
 from service.api.documents import ID_EXAMPLE, SceneDocument, scene_of
 from service.api.problems import problems
-from service.api.uploads import content_length, receive_file, receive_form
+from service.api.uploads import content_length, incoming, receive_file, receive_form
 from service.errors import BandsMissing, RequestUnusable
 from service.jobs.records import SceneRecord
 from service.mapping.view import match_manifest
@@ -62,17 +62,18 @@ async def upload_scene(
 ) -> Response:
     """Send a GeoTIFF as the body, or GeoTIFF or ENVI files as multipart field `scene`; it is kept to be mapped."""
     admission = service.admission
-    with admission.slot(is_job=False), admission.incoming() as folder:
+    with admission.slot(is_job=False):
         await asyncio.to_thread(admission.require_place, content_length(request), is_job=False)
-        if request.headers.get("content-type", "").startswith("multipart/"):
-            upload = await receive_form(request, service, folder)
-        else:
-            _, options = parse_options_header(content_disposition or "")
-            name = options.get(b"filename", b"scene.tif").decode("utf-8", "replace")
-            upload = await receive_file(request, service, folder, name)
-        if upload.fields:
-            raise RequestUnusable("POST /scenes takes files only: options belong to the job")
-        scene = await asyncio.to_thread(admission.take_in, folder, upload.files, owner, is_temporary=False)
+        async with incoming(service) as folder:
+            if request.headers.get("content-type", "").startswith("multipart/"):
+                upload = await receive_form(request, service, folder)
+            else:
+                _, options = parse_options_header(content_disposition or "")
+                name = options.get(b"filename", b"scene.tif").decode("utf-8", "replace")
+                upload = await receive_file(request, service, folder, name)
+            if upload.fields:
+                raise RequestUnusable("POST /scenes takes files only: options belong to the job")
+            scene = await asyncio.to_thread(admission.take_in, folder, upload.files, owner, is_temporary=False)
     await asyncio.to_thread(admission.keep_scene, scene)
     document = _document(scene, service, base)
     return JSONResponse(document, 201, {"Location": f"{base}/scenes/{scene.id}"})

@@ -6,8 +6,10 @@ import asyncio
 import errno
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, BinaryIO
 
 from fastapi import Request
@@ -35,6 +37,16 @@ class Upload:
 
     files: list[ReceivedFile] = field(default_factory=list)
     fields: dict[str, str] = field(default_factory=dict)
+
+
+@asynccontextmanager
+async def incoming(service: Service) -> AsyncIterator[Path]:
+    """An empty folder for an upload, gone afterwards unless it was taken in."""
+    folder = await asyncio.to_thread(service.admission.new_folder)
+    try:
+        yield folder
+    finally:
+        await asyncio.to_thread(rmtree, folder, ignore_errors=True)
 
 
 def content_length(request: Request) -> int | None:

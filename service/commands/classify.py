@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from service.mapping.pipeline import MapOptions, map_scene
 from service.mapping.scenes import open_scene
 from service.mapping.strips import PROBABILITY_TYPES
 from service.progress import Progress
+
+SHORT_UPLOAD_S = 2.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -63,13 +66,19 @@ def _map_there(options: argparse.Namespace, mapping: MapOptions) -> dict[str, An
 def map_on_server(
     server: str, api_key: str | None, scene: Path, output: Path, model: str | None, mapping: MapOptions
 ) -> dict[str, Any]:
-    """Map a scene on a server, with a bar for the upload and one for the map."""
+    """Map a scene on a server, with a bar for the upload, where that takes a while, and one for the map."""
+    began = time.monotonic()
     with (
         Progress(0, "bytes") as upload,
         Progress(0, "patches") as progress,
         Client(server, api_key, upload.say) as client,
     ):
-        return client.map_scene(scene, output, model, mapping, progress.advance_of, upload.advance_of)
+
+        def sent(done: int, total: int) -> None:
+            if time.monotonic() - began > SHORT_UPLOAD_S:
+                upload.advance_of(done, total)
+
+        return client.map_scene(scene, output, model, mapping, progress.advance_of, sent)
 
 
 def print_summary(summary: dict[str, Any], output: Path) -> None:

@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import ByteSize, ValidationError
 
+from service.api.connections import BoundedProtocol
 from service.app import create_app, lay_foundation
 from service.cli import DONE
 from service.errors import OptionsUnusable, OutputUnwritable
@@ -43,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
             app,
             log_config=None,
             access_log=False,
+            http=BoundedProtocol,
             forwarded_allow_ips=settings.trusted_proxies,
             timeout_graceful_shutdown=max(1, int(settings.stop_s / 2)),
             server_header=False,

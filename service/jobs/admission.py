@@ -142,15 +142,11 @@ class Admission:
 
     # Scenes
 
-    @contextmanager
-    def incoming(self) -> Generator[Path, None, None]:
-        """An empty folder for an upload, gone afterwards unless it was taken in."""
+    def new_folder(self) -> Path:
+        """An empty folder for an upload."""
         folder = self._settings.data / "incoming" / new_id()
         folder.mkdir(parents=True)
-        try:
-            yield folder
-        finally:
-            rmtree(folder, ignore_errors=True)
+        return folder
 
     def take_in(self, folder: Path, files: list[ReceivedFile], owner: str, *, is_temporary: bool) -> SceneRecord:
         """A received scene in its place on disk, understood and safe from a power cut, but not in the store yet."""

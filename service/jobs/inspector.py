@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from model.bundle import BundleRefused, Manifest, load_bundle
-from service.errors import SceneUnreadable, ServiceError, error_of
+from service.errors import NotReady, SceneUnreadable, ServiceError, error_of
 from service.mapping.describe import describe_header
 from service.mapping.scenes import Limits, open_scene
 
@@ -31,6 +31,7 @@ class Inspector:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
 
     def look_at_scene(self, path: Path, limits: Limits) -> dict[str, Any]:
         """What is understood of a scene, or its refusal."""
@@ -42,7 +43,10 @@ class Inspector:
         return Manifest.model_validate(answer["manifest"]), str(answer["sha256"])
 
     def close(self) -> None:
-        """End the child."""
+        """End the child, whatever it is looking at."""
+        self._is_closed = True
+        if (child := self._child) is not None:
+            child.kill()
         with self._lock:
             self._drop()
 
@@ -72,11 +76,14 @@ class Inspector:
         line = self._read_line(time.monotonic() + LOOK_S)
         if line is None:
             self._drop()
+            self._running()  # the next question does not have to wait for it
             return None
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def _running(self) -> subprocess.Popen[bytes]:
+        if self._is_closed:
+            raise NotReady("the server shuts down: send the scene again when it is back")
         if self._child is None or self._child.poll() is not None:
             # One thread: a numeric library's pool would take address space for every core.
             environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

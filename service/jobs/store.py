@@ -118,10 +118,10 @@ class Store:
             return not waiting
 
     def expired_scenes(self, now: float) -> list[str]:
-        """Scenes past their time that no unfinished job needs."""
+        """Scenes past their time that no unfinished job needs; a job's own scene stays as long as the job."""
         rows = self._rows(
             "SELECT id FROM scenes WHERE expires < ? AND id NOT IN "
-            "(SELECT scene_id FROM jobs WHERE status IN ('accepted', 'running'))",
+            "(SELECT scene_id FROM jobs WHERE is_temporary OR status IN ('accepted', 'running'))",
             now,
         )
         return [row["id"] for row in rows]

@@ -1,0 +1,120 @@
+"""The service under load: many callers at once, and a probe while a job runs.
+
+As a test: a few seconds, and nothing may be lost. Measured: pytest tests/benchmarks --benchmark-enable -s
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+
+from model.bundle import DEMO_BUNDLE, load_bundle
+from service.mapping.engines import make_engine
+from service.mapping.pipeline import MapOptions, map_scene
+from service.mapping.scenes import open_scene
+from tests.server import RunningServer, part, running_server
+from training.synthetic import SyntheticScene, write_scene
+
+
+@pytest.fixture(scope="module")
+def is_measured(request):
+    return request.config.getoption("--benchmark-enable")
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory) -> Path:
+    """A small scene: some 300 patches."""
+    path = tmp_path_factory.mktemp("scene") / "small.tif"
+    write_scene(SyntheticScene(rows=72, cols=72, seed=2), path, None)
+    return path
+
+
+def library_rate(scene: Path, folder: Path, seconds: float) -> float:
+    """Scenes a second by the library alone, one after the other."""
+    bundle = load_bundle(DEMO_BUNDLE)
+    engine = make_engine(bundle)
+    began, done = time.monotonic(), 0
+    while time.monotonic() - began < seconds:
+        map_scene(open_scene(scene), bundle, engine, folder / "map", MapOptions())
+        done += 1
+    return done / (time.monotonic() - began)
+
+
+class Load:
+    """Clients that post the same scene over and over, each waiting for its map."""
+
+    def __init__(self, server: RunningServer, scene: Path) -> None:
+        self._server = server
+        self._part = part(scene)
+        self.statuses: Counter[int] = Counter()
+        self.maps: Counter[bytes] = Counter()
+        self.jobs: list[str] = []
+
+    def run(self, clients: int, seconds: float) -> float:
+        """Scenes a second, counted until the last answer is in."""
+        began = time.monotonic()
+        threads = [threading.Thread(target=self._post, args=(began + seconds,)) for _ in range(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return self.statuses[200] / (time.monotonic() - began)
+
+    def _post(self, deadline: float) -> None:
+        with httpx.Client(base_url=self._server.url, timeout=300) as client:
+            while time.monotonic() < deadline:
+                answer = client.post("/classify", files={"scene": self._part})
+                self.statuses[answer.status_code] += 1
+                if answer.status_code == 200:
+                    self.maps[answer.content] += 1
+                    self.jobs.append(answer.headers["location"])
+                else:
+                    time.sleep(float(answer.headers.get("retry-after", 1)))
+
+
+def test_many_callers_at_once_lose_nothing(tmp_path, scene, is_measured):
+    clients, seconds = (32, 60) if is_measured else (8, 3)
+    before = library_rate(scene, tmp_path, 15 if is_measured else 1)
+    with running_server(tmp_path / "data", "--max-waiting", 20 if is_measured else 4) as server:
+        load = Load(server, scene)
+        rate = load.run(clients, seconds)
+        finished = server.client.get("/health").json()["jobs"]
+    after = library_rate(scene, tmp_path, 15 if is_measured else 1)
+    assert set(load.statuses) <= {200, 429}
+    assert len(load.maps) == 1  # the same scene, the same map
+    assert finished == {"successful": load.statuses[200]}
+    assert len(set(load.jobs)) == load.statuses[200]
+    if is_measured:
+        alone = statistics.mean([before, after])
+        print(
+            f"\n{clients} clients, {seconds} s: {dict(load.statuses)}; {rate:.2f} scenes/s; the library alone "
+            f"{before:.2f} before and {after:.2f} after; ratio {rate / alone:.2f}"
+        )
+
+
+def test_the_probe_answers_while_a_job_runs(tmp_path, is_measured):
+    large = tmp_path / "large.tif"
+    side = 400 if is_measured else 128
+    write_scene(SyntheticScene(rows=side, cols=side, seed=2), large, None)
+    with running_server(tmp_path / "data") as server:
+        headers = {"Prefer": "respond-async"}
+        job = server.client.post("/classify", files={"scene": part(large)}, headers=headers).json()["jobID"]
+        taken_ms = []
+        while server.client.get(f"/jobs/{job}").json()["status"] != "successful":
+            for _ in range(20):
+                began = time.perf_counter()
+                assert server.client.get("/livez").status_code == 200
+                taken_ms.append(1000 * (time.perf_counter() - began))
+                time.sleep(0.005)
+    if is_measured:
+        percentiles = statistics.quantiles(taken_ms, n=100)
+        print(
+            f"\n/livez while a job runs, {len(taken_ms)} times: median {percentiles[49]:.1f} ms, "
+            f"99th percentile {percentiles[98]:.1f} ms, longest {max(taken_ms):.1f} ms"
+        )
