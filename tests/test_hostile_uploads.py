@@ -558,6 +558,12 @@ def test_a_form_without_a_scene_is_refused(server, tif):
         refused(server, answer, 422, "scene_unreadable")
 
 
+def flood(connection, start, piece):
+    connection.sendall(start)
+    for _ in range(100):
+        connection.sendall(piece)
+
+
 @pytest.mark.parametrize(
     ("start", "piece"),
     [
@@ -571,9 +577,7 @@ def test_headers_that_do_not_end_are_cut_off(server, tif, start, piece):
     with harmless(server, tif), Memory(server) as memory, connected(server) as connection:
         began = time.monotonic()
         with pytest.raises(ConnectionError):
-            connection.sendall(start)
-            for _ in range(100):
-                connection.sendall(piece)
+            flood(connection, start, piece)
         assert time.monotonic() - began < 5
     assert memory.growth < 50 * MB
 

@@ -56,5 +56,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _give_up(self) -> None:
-        if not self.transport.is_closing():
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if not is_answering and not self.transport.is_closing():
             self.transport.close()

@@ -17,7 +17,9 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 def folder(tmp_path_factory):
     """What a reader has after the install block: the repository's files at hand, and its commands on the path."""
     folder = tmp_path_factory.mktemp("reader")
-    (folder / "model").symlink_to(ROOT / "model")
+    for name in ("model", "scripts", "pyproject.toml"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / ".venv").symlink_to(sys.prefix)
     return folder
 
 
@@ -35,9 +37,16 @@ def test_the_readme_has_commands_to_run():
     assert len(BLOCKS) >= 3
 
 
-def test_every_command_of_the_readme_stands_on_its_first_screen():
+def test_the_first_command_of_the_readme_is_the_demo_with_its_answer_underneath():
     first_screen = README.splitlines()[:30]
-    assert sum(line.startswith("hyperscene ") for line in first_screen) >= 2
+    assert BLOCKS[0] == "scripts/demo\n"
+    assert "scripts/demo" in first_screen
+    assert any("% of 55551 pixels" in line for line in first_screen)
+
+
+def test_serving_and_mapping_follow_the_demo():
+    assert "hyperscene serve" in BLOCKS[1]
+    assert "curl" in BLOCKS[1]
 
 
 def test_links_of_the_readme_lead_to_files():
