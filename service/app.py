@@ -32,7 +32,7 @@ from service.jobs.admission import Admission
 from service.jobs.inspector import Inspector
 from service.jobs.models import Models, load_models
 from service.jobs.records import new_id
-from service.jobs.store import Store
+from service.jobs.store import Store, StoreUnusable
 from service.jobs.supervisor import Supervisor
 from service.settings import Settings
 
@@ -131,9 +131,18 @@ def lay_foundation(settings: Settings) -> Generator[Foundation, None, None]:
         inspector = Inspector()
         try:
             found = load_models(settings.bundles, settings.model, inspector.look_at_bundle)
-            yield Foundation(inspector, found, Store(settings.database))
+            yield Foundation(inspector, found, _open_store(settings))
         finally:
             inspector.close()
+
+
+def _open_store(settings: Settings) -> Store:
+    if not settings.database.exists() and any((settings.data / "jobs").iterdir()):
+        raise StoreUnusable(
+            f"{settings.data} holds results, but {settings.database.name} is gone, and with it whose they are: put it "
+            "back, or use another data folder"
+        )
+    return Store(settings.database)
 
 
 @contextmanager

@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -43,6 +44,20 @@ class RunningServer:
                 return self
             time.sleep(0.05)
         raise AssertionError(self.log.read_text())
+
+    def submit(self, scene: Path, headers: dict[str, str] | None = None, **fields: str) -> str:
+        """Send a scene without waiting for its map; the job's id."""
+        answer = self.client.post(
+            "/classify", files={"scene": part(scene)}, data=fields,
+            headers={"Prefer": "respond-async"} | (headers or {}),
+        )  # fmt: skip
+        assert answer.status_code == 201, answer.text
+        job_id: str = answer.json()["jobID"]
+        return job_id
+
+    def job(self, job_id: str) -> dict:
+        """The job's document."""
+        return self.client.get(f"/jobs/{job_id}").json()
 
     def finished(self, job_id: str, within_s: float = 120, **headers: str) -> dict:
         """The job's document once it is finished."""
@@ -78,6 +93,15 @@ def running_server(data: Path, *options: object, **environment: str) -> Iterator
     finally:
         if server.process.returncode is None:
             server.stop()
+
+
+def wait_for(condition: Callable[[], Any], within_s: float = 60) -> Any:
+    """What the condition gives once it gives something."""
+    deadline = time.monotonic() + within_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
 
 
 def part(path: Path) -> tuple[str, bytes]:

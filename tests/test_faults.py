@@ -16,28 +16,12 @@ import pytest
 from tests.command_line import refusal, run
 from tests.faults import Attack, undisturbed
 from tests.scenes import write_tif
-from tests.server import RunningServer, part, running_server
+from tests.server import RunningServer, part, running_server, wait_for
 from training.synthetic import SyntheticScene, write_scene
 
 WAVELENGTHS = np.linspace(450, 900, 5)
 POISON_FOLDER = Path(__file__).parent / "poison"
 POISON = 77.0  # as in poison/sitecustomize.py
-
-
-def wait_for(condition, within_s=60):
-    deadline = time.monotonic() + within_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
-def submit(server, scene, **fields):
-    answer = server.client.post(
-        "/classify", files={"scene": part(scene)}, data=fields, headers={"Prefer": "respond-async"}
-    )
-    assert answer.status_code == 201, answer.text
-    return answer.json()["jobID"]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +52,7 @@ def test_a_scene_that_kills_its_worker_every_time_fails_after_three_attempts(tmp
     poisoned = write_tif(tmp_path / "poisoned.tif", values, wavelengths_nm=WAVELENGTHS)
     options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu", "--strip-px", 16)
     with running_server(tmp_path / "data", *options, PYTHONPATH=str(POISON_FOLDER)) as server:
-        job, waiting = submit(server, poisoned), submit(server, sound)
+        job, waiting = server.submit(poisoned), server.submit(sound)
         failed = server.finished(job)
         assert failed["problem"]["code"] == "inference_failed"
         assert job in failed["problem"]["detail"]
@@ -80,7 +64,7 @@ def test_a_scene_that_kills_its_worker_every_time_fails_after_three_attempts(tmp
 def test_sigterm_keeps_what_is_done_and_the_job_goes_on_at_the_next_start(tmp_path, long_scene):
     options = ("--device", "cpu", "--strip-px", 16)
     with running_server(tmp_path / "data", *options) as server:
-        job = submit(server, long_scene)
+        job = server.submit(long_scene)
         strips = server.data / "jobs" / job / "strips"
         wait_for(lambda: len(list(strips.rglob("*.npz"))) >= 3)
         began = time.monotonic()
@@ -89,7 +73,7 @@ def test_sigterm_keeps_what_is_done_and_the_job_goes_on_at_the_next_start(tmp_pa
     kept = {path.name: path.stat().st_mtime_ns for path in strips.rglob("*.npz")}
     assert len(kept) >= 3
     with running_server(tmp_path / "data", *options) as server:
-        wait_for(lambda: server.client.get(f"/jobs/{job}").json()["patches_done"] > 0)
+        wait_for(lambda: server.job(job)["patches_done"] > 0)
         now = {path.name: path.stat().st_mtime_ns for path in strips.rglob("*.npz")}
         assert kept.items() <= now.items()  # finished strips were not made anew
         done = server.finished(job)
@@ -153,9 +137,9 @@ def fill(folder: Path) -> Path:
 def test_a_full_disk_fails_one_job_loses_no_other_and_recovers(small_disk, tmp_path, long_scene, small_scene):
     options = ("--device", "cpu", "--strip-px", 16, "--min-free-bytes", "1MB")
     with running_server(small_disk / "data", *options) as server:
-        first = submit(server, small_scene)
+        first = server.submit(small_scene)
         assert server.finished(first)["status"] == "successful"
-        running, waiting = submit(server, long_scene), submit(server, small_scene)
+        running, waiting = server.submit(long_scene), server.submit(small_scene)
         wait_for(lambda: list((server.data / "jobs" / running / "strips").rglob("*.npz")))
         filler = fill(small_disk)
         failed = server.finished(running)
@@ -167,13 +151,13 @@ def test_a_full_disk_fails_one_job_loses_no_other_and_recovers(small_disk, tmp_p
         refused = server.client.post("/classify", files={"scene": part(small_scene)})
         assert refused.status_code == 507
         assert refused.json()["code"] == "storage_full"
-        assert server.client.get(f"/jobs/{waiting}").json()["status"] == "accepted"
+        assert server.job(waiting)["status"] == "accepted"
 
         filler.unlink()
         assert server.finished(waiting)["status"] == "successful"
         wait_for(lambda: server.client.get("/readyz").status_code == 200)
         assert server.client.get(f"/jobs/{first}/results/classes.tif").status_code == 200
-        assert server.finished(submit(server, small_scene))["status"] == "successful"
+        assert server.finished(server.submit(small_scene))["status"] == "successful"
 
 
 def test_a_plan_that_needs_more_disk_than_there_is_fails_before_it_begins(small_disk, bundle_folder, tmp_path):
@@ -181,7 +165,7 @@ def test_a_plan_that_needs_more_disk_than_there_is_fails_before_it_begins(small_
                       compress="deflate")  # fmt: skip
     options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu", "--min-free-bytes", "1MB")
     with running_server(small_disk / "data", *options) as server:
-        job = submit(server, scene, probability_type="float32")
+        job = server.submit(scene, probability_type="float32")
         failed = server.finished(job)
         assert failed["problem"]["code"] == "storage_full"
         assert "MB are free" in failed["problem"]["detail"]
@@ -218,6 +202,13 @@ def test_a_taken_port_is_told_at_once(server, tmp_path):
     assert f"port {port}" in refusal(run("serve", "--port", port, "--data", tmp_path / "data"))
 
 
+def test_results_whose_store_is_gone_are_not_swept_away(tmp_path):
+    (tmp_path / "data" / "jobs" / "0123" / "results").mkdir(parents=True)
+    told = refusal(run("serve", "--data", tmp_path / "data", "--port", 0))
+    assert "hyperscene.sqlite is gone" in told
+    assert (tmp_path / "data" / "jobs" / "0123" / "results").is_dir()
+
+
 def test_a_bad_bundle_stops_the_server_at_start(tmp_path):
     (tmp_path / "bundles").mkdir()
     (tmp_path / "bundles" / "bad.onnx").write_bytes(b"no bundle")
@@ -234,7 +225,7 @@ def test_a_setting_that_cannot_be_used_is_refused_by_its_flag(tmp_path):
 def test_a_worker_that_stops_breathing_loses_its_job_to_the_next_one(tmp_path, long_scene):
     with running_server(tmp_path / "data", "--device", "cpu,cpu", "--lease-s", 2, "--strip-px", 16) as server:
         wait_for(lambda: len(server.workers()) == 2)
-        job = submit(server, long_scene)
+        job = server.submit(long_scene)
         holder = wait_for(lambda: worker_of(server, job))
         os.kill(holder, signal.SIGSTOP)
         try:

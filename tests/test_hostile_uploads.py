@@ -478,7 +478,7 @@ def test_a_body_that_trickles_is_refused_when_its_time_is_over(strict, tif):
                 break
         connection.settimeout(5)
         refused(strict, Answer(connection), 408, "upload_too_slow")
-        assert 1.8 < time.monotonic() - began < 3.5
+        assert 1.8 < time.monotonic() - began < 8
 
 
 def test_a_content_length_that_is_too_long_is_waited_for_and_refused(strict, tif):

@@ -1,7 +1,6 @@
 """Jobs over HTTP: status, results with ranges, events, dismissal, expiry, several devices."""
 
 import json
-import time
 
 import httpx
 import numpy as np
@@ -11,7 +10,7 @@ import rasterio
 from model.bundle import DEMO_BUNDLE
 from service.mapping.pipeline import RESULTS
 from tests.scenes import write_tif
-from tests.server import RunningServer, part, running_server
+from tests.server import RunningServer, part, running_server, wait_for
 from training.synthetic import SyntheticScene, write_scene
 
 WAVELENGTHS = np.linspace(450, 900, 5)
@@ -39,16 +38,9 @@ def demo_server(tmp_path_factory):
         yield server
 
 
-def submit(client, path, **fields):
-    headers = {"Prefer": "respond-async"}
-    answer = client.post("/classify", files={"scene": (path.name, path.read_bytes())}, data=fields, headers=headers)
-    assert answer.status_code == 201, answer.text
-    return answer.json()["jobID"]
-
-
 @pytest.fixture(scope="module")
 def job_id(server, tif):
-    job_id = submit(server.client, tif)
+    job_id = server.submit(tif)
     assert server.finished(job_id)["status"] == "successful"
     return job_id
 
@@ -120,7 +112,7 @@ def test_a_name_that_is_no_result_is_refused(client, job_id):
 
 def test_results_before_the_job_is_done_are_not_ready(demo_server, large_scene):
     client = demo_server.client
-    job_id = submit(client, large_scene)
+    job_id = demo_server.submit(large_scene)
     answer = client.get(f"/jobs/{job_id}/results")
     assert answer.status_code == 404
     assert answer.json()["code"] == "result_not_ready"
@@ -149,7 +141,7 @@ def test_a_network_that_gives_no_numbers_fails_with_the_same_words_everywhere(se
 
 
 def test_progress_is_counted_in_patches_with_the_time_left(demo_server, large_scene):
-    job_id = submit(demo_server.client, large_scene)
+    job_id = demo_server.submit(large_scene)
     seen = [event for _, event in events_of(demo_server.client, job_id)]
     assert seen[-1]["status"] == "successful"
     assert seen[-1]["progress"] == 100
@@ -162,7 +154,7 @@ def test_progress_is_counted_in_patches_with_the_time_left(demo_server, large_sc
 
 
 def test_events_go_on_where_the_last_connection_broke(demo_server, large_scene):
-    job_id = submit(demo_server.client, large_scene)
+    job_id = demo_server.submit(large_scene)
     stream = events_of(demo_server.client, job_id)
     first = [next(stream)[0] for _ in range(3)]
     stream.close()
@@ -175,12 +167,12 @@ def test_events_go_on_where_the_last_connection_broke(demo_server, large_scene):
 
 def test_a_dismissed_job_stops_within_a_second_and_frees_its_disk(demo_server, large_scene):
     client = demo_server.client
-    job_id = submit(client, large_scene, stride_px="1")
+    job_id = demo_server.submit(large_scene, stride_px="1")
     scene_id = client.get(f"/jobs/{job_id}").json()["scene_id"]
     wait_for(lambda: client.get(f"/jobs/{job_id}").json()["patches_done"] > 0)
     answer = client.delete(f"/jobs/{job_id}")
     assert answer.json()["status"] == "dismissed"
-    next_job = submit(client, large_scene, stride_px="8")
+    next_job = demo_server.submit(large_scene, stride_px="8")
     wait_for(lambda: client.get(f"/jobs/{next_job}").json()["status"] != "accepted", within_s=2)
     assert demo_server.finished(next_job)["status"] == "successful"
     assert not (demo_server.data / "jobs" / job_id).exists()
@@ -190,7 +182,7 @@ def test_a_dismissed_job_stops_within_a_second_and_frees_its_disk(demo_server, l
 
 
 def test_dismissing_a_finished_job_drops_its_results(server, client, tif):
-    job_id = submit(client, tif)
+    job_id = server.submit(tif)
     server.finished(job_id)
     assert client.delete(f"/jobs/{job_id}").json()["status"] == "dismissed"
     assert not (server.data / "jobs" / job_id).exists()
@@ -220,9 +212,7 @@ def test_the_address_of_a_long_job_arrives_before_its_map(demo_server, large_sce
 
 def test_a_map_that_fails_after_its_headers_were_sent_is_cut_off(demo_server, large_scene):
     with httpx.Client(base_url=demo_server.url, timeout=60) as client:
-        answer = client.send(
-            client.build_request("POST", "/classify", files={"scene": part(large_scene)}), stream=True
-        )
+        answer = client.send(client.build_request("POST", "/classify", files={"scene": part(large_scene)}), stream=True)
         demo_server.client.delete(answer.headers["location"])
         with pytest.raises(httpx.RemoteProtocolError):
             answer.read()
@@ -239,7 +229,7 @@ def test_the_same_idempotency_key_answers_the_job_that_it_made(server, client, t
 def test_jobs_and_scenes_expire(tmp_path, tif, bundle_folder):
     options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu")
     with running_server(tmp_path / "data", *options, "--keep-results-s", 2, "--keep-scenes-s", 2) as server:
-        job_id = submit(server.client, tif)
+        job_id = server.submit(tif)
         scene_id = server.client.post("/scenes", content=tif.read_bytes()).json()["id"]
         server.finished(job_id)
         wait_for(lambda: server.client.get(f"/jobs/{job_id}").status_code == 404)
@@ -251,7 +241,7 @@ def test_jobs_and_scenes_expire(tmp_path, tif, bundle_folder):
 def test_several_devices_take_jobs_in_parallel(tmp_path, large_scene):
     with running_server(tmp_path / "data", "--device", "cpu,cpu") as server:
         wait_for(lambda: len(server.workers()) == 2)
-        jobs = [submit(server.client, large_scene) for _ in range(2)]
+        jobs = [server.submit(large_scene) for _ in range(2)]
         wait_for(lambda: {server.client.get(f"/jobs/{job}").json()["status"] for job in jobs} == {"running"})
         names = {server.finished(job)["provider"] for job in jobs}
         assert len(names) == 1
@@ -280,10 +270,3 @@ def test_the_demo_bundle_is_served_where_no_folder_is_given(demo_server):
     item = demo_server.client.get("/models/demo").json()
     assert item["properties"]["mlm:name"] == "demo"
     assert demo_server.client.get("/models/demo/bundle.onnx").content == DEMO_BUNDLE.read_bytes()
-
-
-def wait_for(condition, within_s=30):
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -7,7 +7,7 @@ import pytest
 
 from service.errors import InferenceFailed
 from service.jobs.records import JobRecord, SceneRecord, new_id
-from service.jobs.store import MIGRATIONS, Store, StoreTooNew
+from service.jobs.store import MIGRATIONS, Store, StoreUnusable
 
 KEEP_S = 100.0
 SUMMARY = {"patches": 5, "valid_pixels": 7, "no_data_pixels": 2, "seconds": {"read": 0.1, "total": 0.3}}
@@ -156,5 +156,11 @@ def test_a_store_of_a_later_version_is_refused(tmp_path):
     with sqlite3.connect(tmp_path / "store.sqlite") as db:
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     db.close()
-    with pytest.raises(StoreTooNew, match="upgrade"):
+    with pytest.raises(StoreUnusable, match="upgrade"):
+        Store(tmp_path / "store.sqlite")
+
+
+def test_a_damaged_store_is_refused(tmp_path):
+    (tmp_path / "store.sqlite").write_bytes(b"no database at all, but long enough to look at" * 100)
+    with pytest.raises(StoreUnusable, match="backup"):
         Store(tmp_path / "store.sqlite")

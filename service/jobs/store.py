@@ -53,10 +53,12 @@ class Store:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._local = threading.local()
-        with self.transaction() as db:
-            version: int = db.execute("PRAGMA user_version").fetchone()[0]
-            if version > len(MIGRATIONS):
-                raise StoreTooNew(f"{path} was written by a newer hyperscene: upgrade, or use another data folder")
+        try:
+            version: int = self._rows("PRAGMA user_version")[0][0]
+        except sqlite3.DatabaseError as error:
+            raise StoreUnusable(f"{path} cannot be read ({error}): put a backup in its place") from error
+        if version > len(MIGRATIONS):
+            raise StoreUnusable(f"{path} was written by a newer hyperscene: upgrade, or use another data folder")
         if version < len(MIGRATIONS):
             self._migrate(version)
 
@@ -363,10 +365,10 @@ class Store:
         return [(row["name"], json.loads(row["labels"]), row["value"]) for row in rows]
 
 
-class StoreTooNew(ServiceError):
-    """A data folder of a later version."""
+class StoreUnusable(ServiceError):
+    """A data folder of a later version, or with a damaged file."""
 
-    code = "store_too_new"
+    code = "store_unusable"
     status = 500
 
 
