@@ -70,6 +70,13 @@ class Settings(BaseSettings):
             return tuple(word.strip() for word in value.split(",") if word.strip())
         return value
 
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _holds_keys(cls, value: Any) -> Any:
+        if isinstance(value, str) and value.strip() and not value.replace(",", "").strip():
+            raise ValueError("holds no key: a service that was meant to be closed would be open")
+        return value
+
     @field_validator("device")
     @classmethod
     def _is_known(cls, value: str) -> str:

@@ -49,6 +49,7 @@ def test_keys_do_not_show_when_settings_are_printed():
         ({"max_upload_bytes": "many"}, "--max-upload-bytes"),
         ({"keep_results_s": "-1"}, "--keep-results-s"),
         ({"log_level": "loud"}, "--log-level"),
+        ({"api_keys": " , "}, "--api-keys"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_flag(given, flag):

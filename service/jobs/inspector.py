@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import select
 import subprocess
 import sys
@@ -23,15 +24,18 @@ from service.mapping.scenes import Limits, open_scene
 
 MEMORY_BYTES = 4 << 30  # of address space; a scene's header takes some hundred megabytes at most
 LOOK_S = 60.0
+MOST_CHILDREN = 4
 
 
 class Inspector:
-    """A child process that looks at one file at a time; a new one takes its place when it dies."""
+    """A few child processes that look at files, one each at a time; a new one takes the place of one that dies."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._is_closed = False
+        self._children = [_Child() for _ in range(MOST_CHILDREN)]
+        # The one that was used last is used first: the others are started only where files come in side by side.
+        self._idle: queue.LifoQueue[_Child] = queue.LifoQueue()
+        for child in self._children:
+            self._idle.put(child)
 
     def look_at_scene(self, path: Path, limits: Limits) -> dict[str, Any]:
         """What is understood of a scene, or its refusal."""
@@ -43,14 +47,36 @@ class Inspector:
         return Manifest.model_validate(answer["manifest"]), str(answer["sha256"])
 
     def close(self) -> None:
-        """End the child, whatever it is looking at."""
+        """End the children, whatever they are looking at."""
+        for child in self._children:
+            child.close()
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        child = self._idle.get()
+        try:
+            return child.ask(question)
+        finally:
+            self._idle.put(child)
+
+
+class _Child:
+    """One process, asked by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+
+    def close(self) -> None:
+        """End it, whatever it is looking at."""
         self._is_closed = True
         if (child := self._child) is not None:
             child.kill()
         with self._lock:
             self._drop()
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The answer, or what the process refused with."""
         with self._lock:
             answer = self._exchange(json.dumps(question).encode() + b"\n")
         if answer is None:
