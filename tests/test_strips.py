@@ -100,6 +100,40 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(setting, tmp_path, sto
         assert summary[name] == whole[name]
 
 
+def test_a_token_bundle_goes_on_to_the_same_bytes_too(setting, tmp_path):
+    scene, _, _ = setting
+    bundle = load_bundle(write_patch_bundle(tmp_path / "token.onnx", head="token"))
+    token = scene, bundle, make_engine(bundle, "cpu", 1)
+    _, expected, _ = mapped(token, tmp_path / "whole", stride_px=8)
+    with pytest.raises(Cancelled):
+        mapped(token, tmp_path / "map", tmp_path / "strips", 2, stride_px=8)
+    assert list((tmp_path / "strips").rglob("*.answer"))
+    _, found, _ = mapped(token, tmp_path / "map", tmp_path / "strips", stride_px=8)
+    assert found == expected
+
+
+def test_answers_of_the_network_are_not_asked_for_again(setting, tmp_path):
+    scene, bundle, engine = setting
+    with pytest.raises(Cancelled):
+        mapped(setting, tmp_path / "map", tmp_path / "strips", 1)
+    kept = len(list((tmp_path / "strips").rglob("*.answer")))
+    assert kept > 0
+    asked = []
+
+    class Counting:
+        device, provider, callers, batch = engine.device, engine.provider, engine.callers, engine.batch
+
+        def probabilities(self, cube, centers):
+            asked.append(len(centers))
+            return engine.probabilities(cube, centers)
+
+    mapped((scene, bundle, Counting()), tmp_path / "map", tmp_path / "strips")
+    resumed = len(asked)
+    mapped((scene, bundle, Counting()), tmp_path / "fresh")
+    assert resumed + kept <= len(asked) - resumed
+    assert not list((tmp_path / "strips").rglob("*.answer"))  # every strip is finished: nobody needs them
+
+
 def test_a_strip_that_is_missing_in_the_middle_is_mapped_alone(setting, tmp_path):
     _, expected, _ = mapped(setting, tmp_path / "map", tmp_path / "strips")
     next((tmp_path / "strips").rglob("000002.npz")).unlink()
