@@ -29,6 +29,7 @@ from service.api.processes import OPENAPI_TYPE
 from service.api.watch import Watch
 from service.errors import OptionsUnusable, OutputUnwritable
 from service.jobs.admission import Admission
+from service.jobs.disk import sweep
 from service.jobs.inspector import Inspector
 from service.jobs.models import Models, load_models
 from service.jobs.records import new_id
@@ -137,9 +138,9 @@ def lay_foundation(settings: Settings) -> Generator[Foundation, None, None]:
 
 
 def _open_store(settings: Settings) -> Store:
-    if not settings.database.exists() and any((settings.data / "jobs").iterdir()):
+    if not settings.database.exists() and any(any((settings.data / name).iterdir()) for name in ("scenes", "jobs")):
         raise StoreUnusable(
-            f"{settings.data} holds results, but {settings.database.name} is gone, and with it whose they are: put it "
+            f"{settings.data} holds scenes or jobs, but no {settings.database.name} that says whose they are: put it "
             "back, or use another data folder"
         )
     return Store(settings.database)
@@ -173,8 +174,8 @@ async def running_service(settings: Settings, laid: Foundation) -> AsyncIterator
     asyncio.get_running_loop().set_default_executor(pool)
     supervisor = Supervisor(settings, laid.store, laid.models)
     admission = Admission(settings, laid.store, laid.models, laid.inspector, supervisor)
-    await asyncio.to_thread(laid.store.free_all)
-    await asyncio.to_thread(admission.sweep)
+    await asyncio.to_thread(supervisor.take_over)
+    await asyncio.to_thread(sweep, settings, laid.store)
     watch = Watch(laid.store)
     watch.start()
     supervisor.start()

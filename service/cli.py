@@ -13,9 +13,9 @@ from importlib.metadata import version
 
 from model.bundle import BundleRefused
 from model.spectra import BandMismatch
-from service.errors import ServiceError
+from service.errors import ServiceError, WrongUsage
 
-DONE, FAILED, INTERRUPTED = 0, 1, 130
+DONE, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except (ServiceError, BundleRefused, BandMismatch) as error:
         print(f"hyperscene: {_one_line(str(error))}", file=sys.stderr)
-        return FAILED
+        return MISUSED if isinstance(error, WrongUsage) else FAILED
     except KeyboardInterrupt:
         print("hyperscene: stopped", file=sys.stderr)
         return INTERRUPTED
@@ -68,7 +68,9 @@ def _dispatch(arguments: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     chosen = next((word for word in arguments if word in COMMANDS), None)
     for name, command in COMMANDS.items():
-        options = commands.add_parser(name, help=command.help, description=f"{command.help.capitalize()}.")
+        options = commands.add_parser(
+            name, help=command.help, description=f"{command.help[0].upper()}{command.help[1:]}."
+        )
         if name == chosen:
             try:
                 module = import_module(f"service.commands.{name}")

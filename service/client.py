@@ -22,6 +22,8 @@ POLL_S = 0.3
 PATIENCE_S = 120.0  # without a word from the server, once it has the job
 CONNECT_S = 10.0
 BUSY = (429, 503)
+PASSING = (502, 503, 504)  # of a proxy, or a server that starts anew
+SUBMIT_S = 1800.0
 
 Say = Callable[[str], None]
 
@@ -30,7 +32,7 @@ class Client:
     """A server, and the key to it."""
 
     def __init__(self, server: str, api_key: str | None = None, say: Say = print) -> None:
-        headers = {"X-API-Key": api_key} if api_key else {}
+        headers = [(b"X-API-Key", api_key.encode())] if api_key else []
         try:
             self._http = httpx.Client(base_url=server, headers=headers, timeout=httpx.Timeout(60, connect=CONNECT_S))
         except (httpx.InvalidURL, ValueError) as error:
@@ -68,38 +70,27 @@ class Client:
         """The new job's id. Sent again where the connection broke: the key makes it one job."""
         headers = {"Prefer": "respond-async", "Idempotency-Key": uuid4().hex}
         total = sum(file.stat().st_size for file in files)
+        # A large file is flushed to the server's disk and looked at before there is an answer.
+        timeout = httpx.Timeout(SUBMIT_S, connect=CONNECT_S)
         for attempt in range(1000):
             with _opened(files, total, sent) as parts, self._told():
                 try:
-                    answer = self._http.post("/classify", files=parts, data=form, headers=headers)
+                    answer = self._http.post("/classify", files=parts, data=form, headers=headers, timeout=timeout)
                 except httpx.TransportError:
                     if attempt >= 2:
                         raise
                     time.sleep(1)
                     continue
             if answer.status_code in BUSY and "retry-after" in answer.headers:
-                after_s = min(60, int(answer.headers["retry-after"]))
                 self._say(f"the server is busy ({_detail(answer)})")
-                time.sleep(after_s)
+                time.sleep(_seconds(answer.headers["retry-after"]))
                 continue
-            _require_success(answer)
-            return str(answer.json()["jobID"])
+            return str(_document(answer)["jobID"])
         raise NotReady(f"{self._server} stays busy: try again later")
 
     def _wait(self, job: str, report: Report) -> None:
-        heard = time.monotonic()
         while True:
-            with self._told(job):
-                try:
-                    answer = self._http.get(f"/jobs/{job}")
-                    heard = time.monotonic()
-                except httpx.TransportError:  # it may be starting anew, and goes on with the job then
-                    if time.monotonic() - heard > PATIENCE_S:
-                        raise
-                    time.sleep(1)
-                    continue
-            _require_success(answer)
-            status = answer.json()
+            status = _document(self._get(job, f"/jobs/{job}"))
             if status["patches_total"]:
                 report(status["patches_done"], status["patches_total"])
             if status["status"] == "successful":
@@ -110,17 +101,26 @@ class Client:
                 raise NotReady(f"the job {job} was dismissed by somebody else: send the scene again")
             time.sleep(POLL_S)
 
+    def _get(self, job: str, path: str, target: Path | None = None) -> httpx.Response:
+        """An answer, into a file if there is one. A server that starts anew, or a line that breaks, is waited for."""
+        heard = time.monotonic()
+        while True:
+            with self._told(job):
+                try:
+                    with self._http.stream("GET", path) as answer:
+                        if target is not None and answer.is_success:
+                            _write(answer, target)
+                        else:
+                            answer.read()
+                    if answer.status_code not in PASSING or time.monotonic() - heard > PATIENCE_S:
+                        return answer
+                except httpx.TransportError:
+                    if time.monotonic() - heard > PATIENCE_S:
+                        raise
+            time.sleep(1)
+
     def _fetch(self, job: str, name: str, target: Path) -> None:
-        with self._told(job), self._http.stream("GET", f"/jobs/{job}/results/{name}") as answer:
-            if answer.is_error:
-                answer.read()
-            _require_success(answer)
-            try:
-                with target.open("wb") as file:
-                    for chunk in answer.iter_bytes(1 << 20):
-                        file.write(chunk)
-            except OSError as error:
-                raise OutputUnwritable(f"{target.name} cannot be written ({error.strerror}): free the disk") from error
+        _require_success(self._get(job, f"/jobs/{job}/results/{name}", target))
 
     def _dismiss(self, job: str) -> None:
         try:
@@ -134,9 +134,9 @@ class Client:
         try:
             yield
         except httpx.HTTPError as error:
-            goes_on = f"; the job goes on, see {self._server}/jobs/{job}" if job else ""
             reason = str(error) or type(error).__name__
-            raise NotReady(f"{self._server} cannot be reached ({reason}){goes_on}: check the address") from error
+            remedy = f"its job and results are kept, see {self._server}/jobs/{job}" if job else "check the address"
+            raise NotReady(f"{self._server} cannot be reached ({reason}): {remedy}") from error
 
 
 class _Counted(io.FileIO):
@@ -174,6 +174,32 @@ def _form(model: str | None, options: MapOptions) -> dict[str, str]:
     if options.stride_px:
         form["stride_px"] = str(options.stride_px)
     return form | ({"model": model} if model else {})
+
+
+def _write(answer: httpx.Response, target: Path) -> None:
+    try:
+        with target.open("wb") as file:
+            for chunk in answer.iter_bytes(1 << 20):
+                file.write(chunk)
+    except OSError as error:
+        raise OutputUnwritable(f"{target.name} cannot be written ({error.strerror}): free the disk") from error
+
+
+def _seconds(retry_after: str) -> float:
+    """Retry-After in seconds; it may be a date, which is not worth reading."""
+    return min(60.0, float(retry_after)) if retry_after.isascii() and retry_after.isdigit() else 10.0
+
+
+def _document(answer: httpx.Response) -> dict[str, Any]:
+    """A job's document, or the refusal."""
+    _require_success(answer)
+    try:
+        document: dict[str, Any] = answer.json()
+        if "jobID" in document:
+            return document
+    except (ValueError, TypeError):
+        pass
+    raise NotReady("the answer is not that of a hyperscene server: check the address")
 
 
 def _detail(answer: httpx.Response) -> str:

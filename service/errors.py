@@ -73,6 +73,13 @@ class OptionsUnusable(ServiceError):
     status = 422
 
 
+class WrongUsage(ServiceError):
+    """A command's option with a value that it cannot have."""
+
+    code = "wrong_usage"
+    status = 422
+
+
 class OutputUnwritable(ServiceError):
     """The result cannot be written where it should go."""
 
@@ -128,6 +135,13 @@ class NoSuchScene(ServiceError):
     """No such scene, not the caller's, or it has expired."""
 
     code = "no_such_scene"
+    status = 404
+
+
+class NoSuchResult(ServiceError):
+    """A file that no job has."""
+
+    code = "no_such_result"
     status = 404
 
 

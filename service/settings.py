@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.mapping.engines import DEVICES
 from service.mapping.scenes import Limits
+
+WEEK_S, CENTURY_S = 7 * 86400, 100 * 365 * 86400
 
 Words = Annotated[tuple[str, ...], NoDecode]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode]
@@ -22,7 +25,7 @@ def _bytes(text: str) -> ByteSize:
 class Settings(BaseSettings):
     """What an operator may set; sizes read as 20GB, 512MiB or plain bytes."""
 
-    model_config = SettingsConfigDict(env_prefix="HYPERSCENE_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="HYPERSCENE_", frozen=True, extra="ignore", allow_inf_nan=False)
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
@@ -49,12 +52,17 @@ class Settings(BaseSettings):
     headers_after_s: float = Field(
         5, ge=0, description="a caller who waits for a map gets its headers after so many seconds, the map later"
     )
-    keep_results_s: float = Field(7 * 86400, gt=0, description="how long jobs and results are kept, in seconds")
-    keep_scenes_s: float = Field(7 * 86400, gt=0, description="how long uploaded scenes are kept, in seconds")
+    keep_results_s: float = Field(
+        7 * 86400, gt=0, le=CENTURY_S, description="how long jobs and results are kept, in seconds"
+    )
+    keep_scenes_s: float = Field(
+        7 * 86400, gt=0, le=CENTURY_S, description="how long uploaded scenes are kept, in seconds"
+    )
     min_free_bytes: ByteSize = Field(
         _bytes("1GB"), ge=0, description="free disk below which no work is taken, in bytes"
     )
     lease_s: float = Field(15, gt=1, description="silence after which a worker counts as dead, in seconds")
+    stall_s: float = Field(900, gt=0, description="silence of the network after which a worker is ended, in seconds")
     stop_s: float = Field(8, gt=0, description="longest shutdown, in seconds")
 
     api_keys: Secrets = Field((), description="keys that may use the service, with commas between (everybody may)")
@@ -121,3 +129,8 @@ class Settings(BaseSettings):
     def strips_folder(self, job_id: str) -> Path:
         """Where a job's finished strips lie."""
         return self.job_folder(job_id) / "strips"
+
+
+def child_environment() -> dict[str, str]:
+    """What a child process needs of our environment: everything but the keys, since it opens files from outside."""
+    return {name: value for name, value in os.environ.items() if name.upper() != "HYPERSCENE_API_KEYS"}

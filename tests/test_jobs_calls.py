@@ -107,7 +107,9 @@ def test_gdal_reads_a_cog_in_place(server, job_id):
 
 def test_a_name_that_is_no_result_is_refused(client, job_id):
     assert client.get(f"/jobs/{job_id}/results/../../lock").status_code == 404
-    assert client.get(f"/jobs/{job_id}/results/lock").status_code == 422
+    answer = client.get(f"/jobs/{job_id}/results/lock")
+    assert answer.status_code == 404
+    assert answer.json()["code"] == "no_such_result"
 
 
 def test_results_before_the_job_is_done_are_not_ready(demo_server, large_scene):

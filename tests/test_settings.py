@@ -5,7 +5,7 @@ import re
 import pytest
 
 from service.commands.serve import read_settings
-from service.errors import OptionsUnusable
+from service.errors import WrongUsage
 from service.settings import Settings
 from tests.command_line import run
 
@@ -50,10 +50,12 @@ def test_keys_do_not_show_when_settings_are_printed():
         ({"keep_results_s": "-1"}, "--keep-results-s"),
         ({"log_level": "loud"}, "--log-level"),
         ({"api_keys": " , "}, "--api-keys"),
+        ({"keep_results_s": "1e12"}, "--keep-results-s"),
+        ({"lease_s": "inf"}, "--lease-s"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_flag(given, flag):
-    with pytest.raises(OptionsUnusable, match=f"^{re.escape(flag)}: "):
+    with pytest.raises(WrongUsage, match=f"^{re.escape(flag)}: "):
         read_settings(given)
 
 

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from service.errors import InferenceFailed
+from service.errors import InferenceFailed, NoSuchScene, QueueFull
 from service.jobs.records import JobRecord, SceneRecord, new_id
-from service.jobs.store import MIGRATIONS, Store, StoreUnusable
+from service.jobs.store import MIGRATIONS, Store, StoreBusy, StoreUnusable
 
 KEEP_S = 100.0
 SUMMARY = {"patches": 5, "valid_pixels": 7, "no_data_pixels": 2, "seconds": {"read": 0.1, "total": 0.3}}
@@ -15,7 +15,9 @@ SUMMARY = {"patches": 5, "valid_pixels": 7, "no_data_pixels": 2, "seconds": {"re
 
 @pytest.fixture
 def store(tmp_path):
-    return Store(tmp_path / "store.sqlite")
+    store = Store(tmp_path / "store.sqlite")
+    store.add_scene(SceneRecord("scene", "", "field.tif", "scene.tif", 10, 0.0, 1e12, {}, False))
+    return store
 
 
 def a_job(owner="", key=None, created=None):
@@ -31,19 +33,19 @@ def a_scene(owner="", expires=1e12):
 
 
 def test_a_job_comes_back_as_it_was_kept(store):
-    job = store.add_job(a_job())
+    job = store.add_job(a_job(), 100)
     assert store.job(job.id) == job
 
 
 def test_the_oldest_job_is_claimed_first_and_by_one_worker_only(store):
-    second, first = store.add_job(a_job(created=20)), store.add_job(a_job(created=10))
+    second, first = store.add_job(a_job(created=20), 100), store.add_job(a_job(created=10), 100)
     assert store.claim("a", 10).id == first.id
     assert store.claim("b", 10).id == second.id
     assert store.claim("c", 10) is None
 
 
 def test_a_job_whose_worker_fell_silent_is_given_to_another(store):
-    store.add_job(a_job())
+    store.add_job(a_job(), 100)
     lost = store.claim("a", 0.01)
     time.sleep(0.02)
     taken = store.claim("b", 10)
@@ -55,15 +57,15 @@ def test_a_job_whose_worker_fell_silent_is_given_to_another(store):
 
 
 def test_every_change_has_a_number_of_its_own(store):
-    job = store.add_job(a_job())
+    job = store.add_job(a_job(), 100)
     held = store.claim("a", 10)
     assert held.version > job.version
     store.renew(held, 10, 1, 2, 3.0)
-    assert store.versions([job.id])[job.id] > held.version
+    assert store.versions([job.id])[job.id] == (held.version + 1, False)
 
 
 def test_a_released_job_goes_on_later_and_is_not_blamed(store):
-    store.add_job(a_job())
+    store.add_job(a_job(), 100)
     for _ in range(5):
         held = store.claim("a", 10)
         store.release(held)
@@ -72,7 +74,7 @@ def test_a_released_job_goes_on_later_and_is_not_blamed(store):
 
 
 def test_a_job_whose_worker_dies_three_times_at_one_place_fails(store):
-    store.add_job(a_job())
+    store.add_job(a_job(), 100)
     for _ in range(3):
         held = store.claim("a", 10)
         store.forfeit("a", {held.id: 2}, KEEP_S)
@@ -82,24 +84,69 @@ def test_a_job_whose_worker_dies_three_times_at_one_place_fails(store):
 
 
 def test_a_job_that_gets_on_between_deaths_is_not_to_blame(store):
-    store.add_job(a_job())
+    store.add_job(a_job(), 100)
     for strips in range(8):
         held = store.claim("a", 10)
         store.forfeit("a", {held.id: strips}, KEEP_S)
     assert store.job(held.id).status == "accepted"
 
 
-def test_a_server_that_died_frees_its_jobs_without_blame(store):
-    store.add_job(a_job())
-    for _ in range(5):
+def test_a_server_that_died_frees_its_jobs_and_blames_them_late(store):
+    store.add_job(a_job(), 100)
+    for crash in range(5):
         held = store.claim("a", 10)
-        store.free_all()
+        assert store.free_all({held.id: 2}, KEEP_S) == [], crash
     assert store.job(held.id).status == "accepted"
     assert not store.succeed(held, SUMMARY, KEEP_S)
+    held = store.claim("a", 10)
+    assert [job.id for job in store.free_all({held.id: 2}, KEEP_S)] == [held.id]  # it takes the machine down
+    assert store.job(held.id).error_code == "inference_failed"
+
+
+def test_results_are_published_only_by_the_worker_that_holds_the_job(store):
+    store.add_job(a_job(), 100)
+    lost = store.claim("a", 0.01)
+    time.sleep(0.02)
+    taken = store.claim("b", 10)
+    published = []
+    assert not store.succeed(lost, SUMMARY, KEEP_S, lambda: published.append("lost"))
+    assert store.succeed(taken, SUMMARY, KEEP_S, lambda: published.append("taken"))
+    assert published == ["taken"]
+
+
+def test_a_job_for_a_scene_that_is_gone_is_refused(store):
+    store.remove_scene("scene")
+    with pytest.raises(NoSuchScene):
+        store.add_job(a_job(), 100)
+
+
+def test_a_full_queue_is_seen_by_whoever_comes_last(store):
+    store.add_job(a_job(), 1)
+    with pytest.raises(QueueFull, match="1 jobs wait"):
+        store.add_job(a_job(), 1)
+
+
+def test_the_key_of_a_dismissed_job_makes_a_new_one(store):
+    first = store.add_job(a_job("ann", "k"), 100)
+    store.dismiss(first.id, KEEP_S)
+    assert store.add_job(a_job("ann", "k"), 100).id != first.id
+
+
+def test_a_store_that_somebody_holds_is_busy_and_not_writable(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("service.jobs.store.PROBE_S", 0.05)
+    store._connection().execute("PRAGMA busy_timeout = 50")
+    holder = sqlite3.connect(tmp_path / "store.sqlite", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusy):
+        store.claim("a", 10)
+    assert not store.is_writable()
+    holder.execute("ROLLBACK")
+    holder.close()
+    assert store.is_writable()
 
 
 def test_a_dismissed_job_is_lost_to_its_worker(store):
-    store.add_job(a_job())
+    store.add_job(a_job(), 100)
     held = store.claim("a", 10)
     store.dismiss(held.id, KEEP_S)
     assert not store.renew(held, 10, 1, 2, None)
@@ -108,15 +155,15 @@ def test_a_dismissed_job_is_lost_to_its_worker(store):
 
 
 def test_an_idempotency_key_makes_one_job_for_each_owner(store):
-    first = store.add_job(a_job("ann", "k"))
-    assert store.add_job(a_job("ann", "k")).id == first.id
-    assert store.add_job(a_job("bob", "k")).id != first.id
+    first = store.add_job(a_job("ann", "k"), 100)
+    assert store.add_job(a_job("ann", "k"), 100).id == first.id
+    assert store.add_job(a_job("bob", "k"), 100).id != first.id
     assert store.job_by_key("ann", "k").id == first.id
 
 
 def test_jobs_come_in_pages_the_newest_first(store):
-    made = [store.add_job(a_job("ann", created=created)).id for created in range(1, 6)]
-    store.add_job(a_job("bob"))
+    made = [store.add_job(a_job("ann", created=created), 100).id for created in range(1, 6)]
+    store.add_job(a_job("bob"), 100)
     assert [job.id for job in store.jobs("ann", [], 2, 0)] == made[:2:-1]
     assert [job.id for job in store.jobs("ann", [], 10, 3)] == made[1::-1]
     assert store.jobs("ann", ["failed"], 10, 0) == []
@@ -125,7 +172,7 @@ def test_jobs_come_in_pages_the_newest_first(store):
 def test_a_scene_that_a_job_has_to_read_is_not_removed(store):
     scene = a_scene(expires=0)
     job = a_job()
-    store.add_job(JobRecord(**{**vars(job), "scene_id": scene.id}), scene)
+    store.add_job(JobRecord(**{**vars(job), "scene_id": scene.id}), 100, scene)
     assert not store.remove_scene(scene.id)
     assert store.expired_scenes(time.time()) == []
     store.dismiss(job.id, KEEP_S)
@@ -135,7 +182,7 @@ def test_a_scene_that_a_job_has_to_read_is_not_removed(store):
 
 
 def test_finished_jobs_expire(store):
-    store.add_job(a_job())
+    store.add_job(a_job(), 100)
     held = store.claim("a", 10)
     store.succeed(held, SUMMARY, KEEP_S)
     assert store.expired_jobs(time.time()) == []
@@ -143,7 +190,7 @@ def test_finished_jobs_expire(store):
 
 
 def test_counts_are_kept_over_a_restart(store, tmp_path):
-    store.add_job(a_job())
+    store.add_job(a_job(), 100)
     store.succeed(store.claim("a", 10), SUMMARY, KEEP_S)
     counts = {(name, tuple(labels.items())): value for name, labels, value in Store(tmp_path / "store.sqlite").counts()}
     assert counts["jobs_submitted_total", ()] == 1

@@ -10,16 +10,14 @@ from fastapi.responses import JSONResponse
 
 from service import logs
 from service.api.context import BaseDep, OwnerDep, Service, ServiceDep
+from service.api.delivery import answer_file
 from service.api.documents import ZIP_NAME, StatusInfo, status_of
 from service.api.problems import problems
-from service.api.results import ZIP_TYPE, accepts_zip, answer_file
+from service.api.results import ZIP_TYPE, accepts_zip
 from service.api.uploads import content_length, incoming, receive_form
 from service.errors import RequestUnusable
-from service.jobs.admission import JobRequest
+from service.jobs.admission import CHOICES, JobRequest
 from service.jobs.records import JobRecord
-from service.mapping.blend import BLENDS
-from service.mapping.pipeline import STRIDES
-from service.mapping.strips import PROBABILITY_TYPES
 
 router = APIRouter(tags=["maps"])
 
@@ -27,20 +25,20 @@ OPTION_SCHEMAS: dict[str, dict[str, Any]] = {
     "model": {"type": "string", "description": "a name from /models; the default model without it", "example": "demo"},
     "stride_px": {
         "type": "integer",
-        "enum": [*STRIDES],
+        "enum": [*CHOICES["stride_px"]],
         "description": "pixels between patch centres: fewer patches, less time; at most half a patch, or a whole one "
         "for token bundles; 4 without it, 8 for token bundles",
         "example": 4,
     },
     "blend": {
         "type": "string",
-        "enum": [*BLENDS],
+        "enum": [*CHOICES["blend"]],
         "default": "angle",
         "description": "how patches over a pixel are weighed; none needs stride 1",
     },
     "probability_type": {
         "type": "string",
-        "enum": [*PROBABILITY_TYPES],
+        "enum": [*CHOICES["probability_type"]],
         "default": "uint8",
         "description": "how probabilities are stored; uint8 has steps of 1/254",
     },
@@ -88,7 +86,8 @@ def job_request(fields: dict[str, Any]) -> JobRequest:
         if name not in OPTION_SCHEMAS:
             known = ", ".join(["scene", *OPTION_SCHEMAS])
             raise RequestUnusable(f"there is no option {name[:100]!r} here; known are {known}")
-    for name, choices in (("blend", BLENDS), ("probability_type", PROBABILITY_TYPES)):
+    for name in ("blend", "probability_type"):
+        choices = CHOICES[name]
         if name in fields and fields[name] not in choices:
             raise RequestUnusable(f"{name} must be one of {', '.join(choices)}, not {str(fields[name])[:100]!r}")
     model = fields.get("model")
@@ -103,8 +102,10 @@ def _stride(given: Any) -> int:
     if given is None or given == "":
         return 0
     text = str(given)
-    if isinstance(given, bool) or not (text.isascii() and text.isdigit()) or int(text[:9]) not in STRIDES:
-        raise RequestUnusable(f"stride_px must be one of {', '.join(map(str, STRIDES))}, not {text[:100]!r}")
+    if isinstance(given, bool) or not (text.isascii() and text.isdigit()) or int(text[:9]) not in CHOICES["stride_px"]:
+        raise RequestUnusable(
+            f"stride_px must be one of {', '.join(map(str, CHOICES['stride_px']))}, not {text[:100]!r}"
+        )
     return int(text)
 
 
@@ -169,7 +170,7 @@ async def classify(
     if prefers(request, "respond-async"):
         return created(job, base)
     name = ZIP_NAME if accepts_zip(request) else "classes.tif"
-    return await answer_file(service, job, name, f"{base}/jobs/{job.id}")
+    return await answer_file(service, job, name, f"{base}/jobs/{job.id}", request)
 
 
 async def _submit(request: Request, service: Service, owner: str, key: str | None) -> JobRecord:

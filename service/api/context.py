@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -16,9 +17,20 @@ from service.api.watch import Watch
 from service.errors import NoSuchJob, Unauthorized
 from service.jobs.admission import Admission
 from service.jobs.models import Models
+from service.jobs.readiness import not_ready_reasons
 from service.jobs.records import JobRecord
 from service.jobs.store import Store
 from service.settings import Settings
+
+READINESS_S = 0.5
+
+
+@dataclass
+class _Readiness:
+    """The last look."""
+
+    reasons: list[str] = field(default_factory=list)
+    looked: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -31,10 +43,18 @@ class Service:
     admission: Admission
     watch: Watch
     began: float = field(default_factory=time.time)
+    _readiness: _Readiness = field(default_factory=_Readiness)
 
     async def count_upload(self, received_bytes: int) -> None:
         """Remember how much came in."""
         await asyncio.to_thread(self.store.count, "upload_bytes_total", received_bytes)
+
+    async def not_ready_reasons(self) -> list[str]:
+        """Why no work can be done; looked at anew after some seconds, since probes come often and from anybody."""
+        if time.monotonic() - self._readiness.looked > READINESS_S:
+            self._readiness.reasons = await asyncio.to_thread(not_ready_reasons, self.settings, self.store)
+            self._readiness.looked = time.monotonic()
+        return [*self._readiness.reasons, *(["the server shuts down"] if self.watch.is_stopping else [])]
 
     async def job(self, job_id: str, owner: str) -> JobRecord:
         """A caller's job, or the refusal."""

@@ -20,7 +20,6 @@ from service.api.documents import Health, Live, Ready
 from service.api.problems import problems
 from service.errors import NotReady
 from service.jobs.models import Models
-from service.jobs.readiness import not_ready_reasons
 from service.jobs.store import BUCKETS_S, Store
 
 router = APIRouter(tags=["health"])
@@ -51,21 +50,19 @@ async def livez() -> Live:
 )
 async def readyz(service: ServiceDep) -> Ready:
     """The bundle is self-checked, a worker is alive, the store can be written, and there is disk."""
-    reasons = await asyncio.to_thread(not_ready_reasons, service.settings, service.store)
-    if reasons or service.watch.is_stopping:
-        raise NotReady("; ".join(reasons) or "the server shuts down")
+    if reasons := await service.not_ready_reasons():
+        raise NotReady("; ".join(reasons))
     return Ready()
 
 
 @router.get("/health", summary="The service on one page", responses=problems())
 async def health(service: ServiceDep, owner: OwnerDep) -> Health:
     """Version, devices, models, queue, disk."""
-    return await asyncio.to_thread(_health, service)
+    return await asyncio.to_thread(_health, service, await service.not_ready_reasons())
 
 
-def _health(service: Service) -> Health:
+def _health(service: Service, reasons: list[str]) -> Health:
     settings, store = service.settings, service.store
-    reasons = not_ready_reasons(settings, store)
     disk = disk_usage(settings.data)
     now = time.time()
     workers = [

@@ -6,30 +6,32 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC
 from datetime import datetime as Moment  # OGC has a parameter of the other name
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 
 from service.api import examples
 from service.api.context import BaseDep, OwnerDep, Service, ServiceDep
+from service.api.delivery import Wanted, deliver
 from service.api.documents import (
     ID_EXAMPLE,
+    MEDIA_TYPES,
     PROCESS_ID,
     ZIP_NAME,
     JobList,
     Link,
     StatusInfo,
-    result_links,
     status_of,
 )
 from service.api.problems import problems
 from service.api.results import BINARY, FILES, ZIP_TYPE, accepts_zip, file_response, require_results, zip_response
 from service.api.watch import Stopping
-from service.errors import RequestUnusable
+from service.errors import NoSuchResult, RequestUnusable
 from service.jobs.records import JobBounds, JobRecord
 
 router = APIRouter(tags=["jobs"])
@@ -40,8 +42,7 @@ EVENT_STREAM = "text/event-stream"
 PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 
 JobId = Annotated[str, Path(max_length=100, description="from POST /classify", examples=[ID_EXAMPLE])]
-ResultName = Annotated[Literal["classes.tif", "probabilities.tif", "confidence.tif", "classes.qml", "preview.png",
-                               "summary.json", "item.json", "results.zip"], Path()]  # fmt: skip
+ResultName = Annotated[str, Path(max_length=100, json_schema_extra={"enum": [*MEDIA_TYPES, ZIP_NAME]})]
 Status = Literal["accepted", "running", "successful", "failed", "dismissed"]
 
 
@@ -141,8 +142,12 @@ async def show_results(
 ) -> Response:
     """OGC's results document."""
     job = await service.job(job_id, owner)
-    require_results(job, f"{base}/jobs/{job.id}")
-    return zip_response(service, job) if accepts_zip(request) else JSONResponse(result_links(job, base))
+    require_results(service, job, f"{base}/jobs/{job.id}")
+    if accepts_zip(request):
+        return zip_response(service, job)
+    wanted = Wanted(**job.execution) if job.execution else Wanted()
+    # Raw outputs are for one at a time here; several are linked to.
+    return await deliver(service, job, wanted if wanted.raw_output else replace(wanted, response="document"), base)
 
 
 FILE_ANSWERS: dict[int | str, dict[str, Any]] = {
@@ -172,9 +177,11 @@ async def read_result(
 ) -> Response:
     """With ETag, Range and HEAD, so that GDAL's /vsicurl/ and browsers read the COGs in place."""
     job = await service.job(job_id, owner)
-    require_results(job, f"{base}/jobs/{job.id}")
+    require_results(service, job, f"{base}/jobs/{job.id}")
     if name == ZIP_NAME:
-        return zip_response(service, job)
+        return zip_response(service, job, request)
+    if name not in MEDIA_TYPES:
+        raise NoSuchResult(f"there is no result {name!r}; there are {', '.join([*MEDIA_TYPES, ZIP_NAME])}")
     return file_response(service, job, name, request)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -93,6 +94,12 @@ def _methods(request: Request) -> list[str]:
     ]
 
 
+def unusable(fault: Mapping[str, Any]) -> RequestUnusable:
+    """What pydantic found wrong, in one line."""
+    where = ".".join(str(part)[:100] for part in fault["loc"]) or "the request"
+    return RequestUnusable(f"{where}: {fault['msg']}; see /api for what this call takes")
+
+
 def add_handlers(app: FastAPI) -> None:
     """Have every error answered as a problem document."""
 
@@ -103,8 +110,7 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:]) or "the request"
-        return refuse(RequestUnusable(f"{where}: {first['msg']}; see /api for what this call takes"))
+        return refuse(unusable({**first, "loc": first["loc"][1:]}))
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import re
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Path, Request, Response
-from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service import logs
 from service.api import examples
@@ -23,11 +21,11 @@ from service.api.classify import (
     IdempotencyKey,
     Prefer,
     created,
-    earlier_job,
     job_request,
     prefers,
 )
 from service.api.context import BaseDep, OwnerDep, Service, ServiceDep
+from service.api.delivery import Wanted, answer_when_done, deliver
 from service.api.documents import (
     ID_EXAMPLE,
     OGC_RELATIONS,
@@ -40,10 +38,10 @@ from service.api.documents import (
     ProcessList,
     ProcessSummary,
     StatusInfo,
-    result_links,
 )
-from service.api.problems import problems
-from service.api.results import FILES, answer_file, answer_when_done
+from service.api.problems import problems, unusable
+from service.api.results import BINARY, FILES
+from service.api.uploads import read_json
 from service.errors import NoSuchProcess, RequestUnusable
 from service.jobs.records import JobRecord
 
@@ -59,8 +57,6 @@ CONFORMS_TO = [
 OPENAPI_TYPE = "application/vnd.oai.openapi+json;version=3.0"
 TITLE = "Map a hyperspectral scene"
 WORDS = "Classifies every pixel of a scene: a class map, the probability of each class, the confidence, and areas."
-# Larger outputs are given by reference even where a value was asked for: base64 of them would fill the memory.
-INLINE_BYTES = 16 << 20
 
 ProcessId = Annotated[str, Path(max_length=100, examples=[PROCESS_ID])]
 
@@ -76,20 +72,44 @@ class Output(BaseModel):
 class Execution(BaseModel):
     """What to run, as OGC has it."""
 
-    model_config = ConfigDict(
-        extra="ignore",
-        json_schema_extra={
+    model_config = ConfigDict(extra="ignore")
+
+    inputs: dict[str, Any]
+    outputs: dict[str, Output] | None = None
+    response: Literal["raw", "document"] = "raw"
+
+
+BODY: dict[str, Any] = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["inputs"],
+                "properties": {
+                    "inputs": {
+                        "type": "object",
+                        "description": "`scene` with the href of an uploaded scene, and the options",
+                    },
+                    "outputs": {
+                        "type": "object",
+                        "description": "those wanted; all without it",
+                        "additionalProperties": {
+                            "type": "object",
+                            "properties": {"transmissionMode": {"type": "string", "enum": ["value", "reference"]}},
+                        },
+                    },
+                    "response": {"type": "string", "enum": ["raw", "document"], "default": "raw"},
+                },
+            },
             "example": {
                 "inputs": {"scene": {"href": f"/scenes/{ID_EXAMPLE}"}, "stride_px": 4},
                 "outputs": {"classes": {}},
                 "response": "document",
-            }
-        },
-    )
-
-    inputs: dict[str, Any] = Field(description="`scene` with the href of an uploaded scene, and the options")
-    outputs: dict[str, Output] | None = Field(None, description="those wanted; all without it")
-    response: Literal["raw", "document"] = "raw"
+            },
+        }
+    },
+}
 
 
 @router.get("/", summary="The landing page", responses=problems(), response_model_exclude_none=True)
@@ -198,17 +218,21 @@ def _outputs() -> dict[str, Any]:
     responses={
         200: {
             "description": "Done (a caller who waits): the results document, or one output itself",
-            "content": {**FILES, "application/json": {"schema": {"type": "object"}, "example": examples.RESULTS}},
+            "content": {
+                **FILES,
+                "multipart/related": BINARY,
+                "application/json": {"schema": {"type": "object"}, "example": examples.RESULTS},
+            },
             "headers": JOB_HEADERS,
         },
         201: {"description": "The job (Prefer: respond-async)", "model": StatusInfo, "headers": JOB_HEADERS},
         204: {"description": "Done: raw outputs by reference, in Link headers", "headers": JOB_HEADERS},
-        **problems(400, 404, 413, 429, 507),
+        **problems(400, 404, 408, 413, 429, 507),
     },
+    openapi_extra={"requestBody": BODY},
 )
 async def execute(
     process_id: ProcessId,
-    execution: Execution,
     request: Request,
     service: ServiceDep,
     owner: OwnerDep,
@@ -219,42 +243,53 @@ async def execute(
 ) -> Response:
     """Run it on an uploaded scene; waits for the result unless `Prefer: respond-async`."""
     _require_process(process_id)
-    wanted = execution.outputs or {name: Output() for name in OUTPUTS}
-    for name in wanted:
-        if name not in OUTPUTS:
-            raise RequestUnusable(f"there is no output {name[:100]!r}; known are {', '.join(OUTPUTS)}")
-    job = await earlier_job(service, owner, key)
-    if job is None:
-        job = await asyncio.to_thread(_submit, service, execution, base, owner, key, logs.request_id.get())
+    execution = _understood(await read_json(request, service))
+    wanted = _wanted(execution)
+    job = await asyncio.to_thread(_submit, service, execution, wanted, base, owner, key, logs.request_id.get())
     if prefers(request, "respond-async"):
         return created(job, base)
-    address = f"{base}/jobs/{job.id}"
-    if execution.response == "raw" and len(wanted) == 1:
-        output, how = next(iter(wanted.items()))
-        if how.transmissionMode != "reference":
-            return await answer_file(service, job, OUTPUTS[output][0], address)
-    links = {name: link for name, link in result_links(job, base).items() if name in wanted}
 
     async def make(done: JobRecord) -> Response:
-        if execution.response == "document":
-            return JSONResponse(await asyncio.to_thread(_with_values, service, done, wanted, links))
-        response = Response(status_code=204)
-        for name, link in links.items():
-            response.headers.append("Link", f'<{link["href"]}>; rel="{name}"; type="{link["type"]}"')
-        return response
+        return await deliver(service, done, wanted, base)
 
-    media_type = "application/json" if execution.response == "document" else None
-    return await answer_when_done(service, job, address, media_type, make)
+    return await answer_when_done(service, job, f"{base}/jobs/{job.id}", request, wanted.media_type(job), make)
+
+
+def _understood(body: Any) -> Execution:
+    try:
+        return Execution.model_validate(body)
+    except ValidationError as error:
+        raise unusable(error.errors()[0]) from error
+
+
+def _wanted(execution: Execution) -> Wanted:
+    for name in execution.outputs or {}:
+        if name not in OUTPUTS:
+            raise RequestUnusable(f"there is no output {name[:100]!r}; known are {', '.join(OUTPUTS)}")
+    modes: dict[str, str | None] = {name: output.transmissionMode for name, output in (execution.outputs or {}).items()}
+    return Wanted(modes or dict.fromkeys(OUTPUTS), execution.response)
 
 
 def _submit(
-    service: Service, execution: Execution, base: str, owner: str, key: str | None, request_id: str | None
+    service: Service,
+    execution: Execution,
+    wanted: Wanted,
+    base: str,
+    owner: str,
+    key: str | None,
+    request_id: str | None,
 ) -> JobRecord:
-    service.admission.require_queue()
     inputs = {name: _value(given) for name, given in execution.inputs.items() if name != "scene"}
     asked = job_request(inputs)
     scene = service.admission.find_scene(_scene_id(execution.inputs.get("scene"), base), owner)
-    return service.admission.submit(scene, asked, owner, key, request_id)
+    made = service.store.job_by_key(owner, key) if key else None
+    if made is None:
+        service.admission.require_queue()
+        return service.admission.submit(scene, asked, owner, key, request_id, execution=asdict(wanted))
+    model, options = service.admission.check(scene, asked)
+    if (made.scene_id, made.model, made.options) != (scene.id, model.name, asdict(options)):
+        raise RequestUnusable("this Idempotency-Key made a job with other inputs: use another key")
+    return made
 
 
 def _value(given: Any) -> Any:
@@ -271,29 +306,10 @@ def _scene_id(given: Any, base: str) -> str:
         raise RequestUnusable('the input scene is a reference to an uploaded scene: {"href": "/scenes/ID"}')
     ours = urlsplit(base)
     host = rf"(?i:https?://{re.escape(ours.netloc)})"
-    found = re.fullmatch(rf"(?:{host})?{re.escape(ours.path)}/scenes/([0-9A-Za-z_-]{{1,100}})", href)
+    found = re.fullmatch(rf"(?:{host})?(?:{re.escape(ours.path)})?/scenes/([0-9A-Za-z_-]{{1,100}})", href)
     if not found:
         raise RequestUnusable(
             "the scene's href leads to another place, and references to other hosts are off: upload the scene with "
             "POST /scenes and give its address"
         )
     return found[1]
-
-
-def _with_values(
-    service: Service, job: JobRecord, wanted: dict[str, Output], links: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
-    """The results document: references, and values where they were asked for by name."""
-    document: dict[str, Any] = dict(links)
-    for name, how in wanted.items():
-        file, media_type, _ = OUTPUTS[name]
-        path = service.settings.results_folder(job.id) / file
-        if how.transmissionMode != "value" or path.stat().st_size > INLINE_BYTES:
-            continue
-        content = path.read_bytes()
-        if media_type.endswith("json"):
-            document[name] = {"value": json.loads(content), "mediaType": media_type}
-        else:
-            text = base64.b64encode(content).decode("ascii")
-            document[name] = {"value": text, "mediaType": media_type, "encoding": "base64"}
-    return document

@@ -1,22 +1,19 @@
-"""Results over HTTP: files with ranges, all of them as one zip, and the answer to a caller who waits."""
+"""Results over HTTP: files with ranges, all of them as one zip, some of them as parts."""
 
 from __future__ import annotations
 
-import math
 import zipfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from service.api import examples
 from service.api.context import Service
-from service.api.documents import MEDIA_TYPES, ZIP_NAME, job_error
-from service.api.watch import Stopping
-from service.errors import NoSuchJob, NotReady, ResultNotReady, ServiceError
+from service.api.documents import MEDIA_TYPES, OUTPUTS, ZIP_NAME, job_error
+from service.errors import NoSuchJob, ResultNotReady
 from service.jobs.records import JobRecord
 
 ZIP_TYPE = "application/zip"
@@ -32,8 +29,8 @@ FILES: dict[str, Any] = {  # every result by its media type, for the OpenAPI doc
 }
 
 
-def require_results(job: JobRecord, address: str) -> None:
-    """Refuse unless the job was successful, with what OGC has for each case."""
+def require_results(service: Service, job: JobRecord, address: str) -> None:
+    """Refuse unless the job's results are there, with what OGC has for each case."""
     if job.status == "failed":
         raise job_error(job)
     if job.status == "dismissed":
@@ -42,6 +39,8 @@ def require_results(job: JobRecord, address: str) -> None:
         error = ResultNotReady(f"the job {job.id} is {job.status}: ask {address} how far it is")
         error.headers = {"Retry-After": "2"}
         raise error
+    if not service.settings.results_folder(job.id).is_dir():
+        raise NoSuchJob(f"the results of job {job.id} were removed: send the scene again")
 
 
 def accepts_zip(request: Request) -> bool:
@@ -57,9 +56,14 @@ def file_response(service: Service, job: JobRecord, name: str, request: Request 
     if request is not None and _has_tag(request.headers.get("if-none-match", ""), etag):
         return Response(status_code=304, headers=headers)
     path = service.settings.results_folder(job.id) / name
-    if not path.is_file():
-        raise NoSuchJob(f"the results of job {job.id} were removed: send the scene again")
-    return FileResponse(path, media_type=MEDIA_TYPES[name], headers=headers)
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise NoSuchJob(f"the results of job {job.id} were removed: send the scene again") from error
+    if request is not None and request.method == "HEAD":  # a range is for GET alone
+        headers |= {"Content-Length": str(found.st_size), "Accept-Ranges": "bytes"}
+        return Response(headers=headers, media_type=MEDIA_TYPES[name])
+    return FileResponse(path, media_type=MEDIA_TYPES[name], headers=headers, stat_result=found)
 
 
 def _has_tag(wanted: str, etag: str) -> bool:
@@ -67,10 +71,39 @@ def _has_tag(wanted: str, etag: str) -> bool:
     return etag in tags or "*" in tags
 
 
-def zip_response(service: Service, job: JobRecord) -> Response:
+def zip_response(service: Service, job: JobRecord, request: Request | None = None) -> Response:
     """Every file in one zip, made while it is sent."""
     headers = {"Content-Disposition": f'attachment; filename="{ZIP_NAME}"'}
-    return StreamingResponse(zip_folder(service.settings.results_folder(job.id)), media_type=ZIP_TYPE, headers=headers)
+    is_head = request is not None and request.method == "HEAD"
+    pieces = iter(()) if is_head else zip_folder(service.settings.results_folder(job.id))
+    return StreamingResponse(pieces, media_type=ZIP_TYPE, headers=headers)
+
+
+def multipart_response(service: Service, job: JobRecord, outputs: Iterable[str]) -> Response:
+    """Several outputs by value: a part each, read while they are sent."""
+    boundary = boundary_of(job)
+
+    def pieces() -> Iterator[bytes]:
+        for output in outputs:
+            name, media_type, _ = OUTPUTS[output]
+            yield f"--{boundary}\r\nContent-Type: {media_type}\r\nContent-ID: {output}\r\n\r\n".encode()
+            with (service.settings.results_folder(job.id) / name).open("rb") as file:
+                while data := file.read(READ_BYTES):
+                    yield data
+            yield b"\r\n"
+        yield f"--{boundary}--\r\n".encode()
+
+    return StreamingResponse(pieces(), media_type=multipart_type(job))
+
+
+def boundary_of(job: JobRecord) -> str:
+    """What stands between parts: nobody could have put it into a file."""
+    return f"part-{job.id}"
+
+
+def multipart_type(job: JobRecord) -> str:
+    """The media type of several outputs by value."""
+    return f"multipart/related; boundary={boundary_of(job)}"
 
 
 class _Pipe:
@@ -102,75 +135,3 @@ def zip_folder(folder: Path) -> Iterator[bytes]:
                     target.write(data)
                     yield pipe.take()
     yield pipe.take()
-
-
-Make = Callable[[JobRecord], Awaitable[Response]]
-
-
-class WaitingResponse(Response):
-    """Headers now, with the job's address; the body when the job is done.
-
-    The status cannot be changed any more, so where the job fails the body is cut off, and the job's address says why.
-    """
-
-    def __init__(
-        self, service: Service, job: JobRecord, media_type: str, make: Make, headers: Mapping[str, str]
-    ) -> None:
-        super().__init__(headers=dict(headers), media_type=media_type)
-        del self.headers["content-length"]
-        self._service = service
-        self._job = job
-        self._make = make
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": b"", "more_body": True})
-        try:
-            job = await self._service.watch.finished(self._job, math.inf)
-        except Stopping:
-            return
-        if job.status != "successful":
-            return
-
-        async def send_body(message: Any) -> None:
-            if message["type"] != "http.response.start":
-                await send(message)
-
-        # Without the caller's headers: a range of the file was not promised.
-        ready = await self._make(job)
-        await ready({**scope, "method": "GET", "headers": []}, receive, send_body)
-
-
-async def answer_when_done(
-    service: Service, job: JobRecord, address: str, media_type: str | None, make: Make
-) -> Response:
-    """An answer for a caller who waits. Bad news within the first seconds keeps its status; then the headers are sent,
-    so that whatever cuts the connection later, the caller knows the job's address. Without a media type the answer has
-    no body, so its headers come last."""
-    headers = {"Location": address, "Link": f'<{address}>; rel="monitor"'}
-    try:
-        job = await service.watch.finished(job, service.settings.headers_after_s if media_type else math.inf)
-        if not job.is_finished and media_type:
-            return WaitingResponse(service, job, media_type, make, headers)
-        require_results(job, address)
-        response = await make(job)
-    except Stopping:
-        stopping = NotReady(f"the server shuts down; the job goes on after its next start: ask {address} then")
-        stopping.headers = headers
-        raise stopping from None
-    except ServiceError as error:
-        error.headers = headers
-        raise
-    response.headers["Location"] = address
-    response.headers.append("Link", headers["Link"])
-    return response
-
-
-async def answer_file(service: Service, job: JobRecord, name: str, address: str) -> Response:
-    """A file of the results, or all of them, for a caller who waits."""
-
-    async def make(done: JobRecord) -> Response:
-        return zip_response(service, done) if name == ZIP_NAME else file_response(service, done, name)
-
-    media_type = ZIP_TYPE if name == ZIP_NAME else MEDIA_TYPES[name]
-    return await answer_when_done(service, job, address, media_type, make)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi.responses import JSONResponse
 from python_multipart.multipart import parse_options_header
@@ -14,9 +13,8 @@ from service.api.context import BaseDep, OwnerDep, Service, ServiceDep
 from service.api.documents import ID_EXAMPLE, SceneDocument, scene_of
 from service.api.problems import problems
 from service.api.uploads import content_length, incoming, receive_file, receive_form
-from service.errors import BandsMissing, RequestUnusable
+from service.errors import RequestUnusable
 from service.jobs.records import SceneRecord
-from service.mapping.view import match_manifest
 
 router = APIRouter(tags=["scenes"])
 
@@ -38,11 +36,6 @@ BODY: dict[str, Any] = {
             },
         },
     }
-}
-MATCHES = {
-    "same": "the same bands",
-    "resampled": "bands that can be resampled",
-    "by count": "as many bands, matched by their order",
 }
 
 
@@ -74,8 +67,8 @@ async def upload_scene(
             if upload.fields:
                 raise RequestUnusable("POST /scenes takes files only: options belong to the job")
             scene = await asyncio.to_thread(admission.take_in, folder, upload.files, owner, is_temporary=False)
-    await asyncio.to_thread(admission.keep_scene, scene)
     document = _document(scene, service, base)
+    await asyncio.to_thread(admission.keep_scene, scene)
     return JSONResponse(document, 201, {"Location": f"{base}/scenes/{scene.id}"})
 
 
@@ -83,7 +76,7 @@ async def upload_scene(
 async def show_scene(scene_id: SceneId, service: ServiceDep, owner: OwnerDep, base: BaseDep) -> SceneDocument:
     """Size, bands, wavelengths, CRS, warnings, and what each model says to it."""
     scene = await asyncio.to_thread(service.admission.find_scene, scene_id, owner)
-    return scene_of(scene, _matches(scene, service), base)
+    return scene_of(scene, service.admission.matches(scene), base)
 
 
 @router.delete("/scenes/{scene_id}", summary="Remove a scene", status_code=204, responses=problems(404, 409))
@@ -95,16 +88,4 @@ async def delete_scene(scene_id: SceneId, service: ServiceDep, owner: OwnerDep) 
 
 
 def _document(scene: SceneRecord, service: Service, base: str) -> dict[str, Any]:
-    return scene_of(scene, _matches(scene, service), base).model_dump(mode="json", exclude_none=True)
-
-
-def _matches(scene: SceneRecord, service: Service) -> dict[str, str]:
-    """What each model says to the scene's bands."""
-    nm, words = scene.document["wavelengths_nm"], {}
-    for name, model in service.models.by_name.items():
-        try:
-            match = match_manifest(None if nm is None else np.array(nm), scene.document["bands"], model.manifest)
-            words[name] = MATCHES[match.kind]
-        except BandsMissing as error:
-            words[name] = f"does not match: {error}"
-    return words
+    return scene_of(scene, service.admission.matches(scene), base).model_dump(mode="json", exclude_none=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from shutil import rmtree
-from typing import TYPE_CHECKING, BinaryIO
+from shutil import disk_usage, rmtree
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fastapi import Request
 from python_multipart import MultipartParser
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 WRITE_BYTES = 1 << 20
 MOST_PARTS = 16
 LONGEST_FIELD = 4096
+LONGEST_JSON = 256 << 10
 FILE_FIELD = "scene"
 ENVI_START = b"ENVI"
 
@@ -91,7 +93,15 @@ async def receive_file(request: Request, service: Service, folder: Path, name: s
     return Upload([sink.received()])
 
 
-async def read_body(request: Request, service: Service) -> AsyncIterator[bytes]:
+async def read_json(request: Request, service: Service) -> Any:
+    """A small JSON body; FastAPI's own reading knows no limit, and comes before the key is asked for."""
+    try:
+        return json.loads(b"".join([chunk async for chunk in read_body(request, service, LONGEST_JSON)]))
+    except (ValueError, RecursionError) as error:
+        raise UploadBroken(f"the body is no JSON ({error}): see /api for what this call takes") from error
+
+
+async def read_body(request: Request, service: Service, most_bytes: int | None = None) -> AsyncIterator[bytes]:
     """The body chunk by chunk, within the limits of length and time."""
     settings, received = service.settings, 0
     deadline = time.monotonic() + settings.upload_s
@@ -110,6 +120,8 @@ async def read_body(request: Request, service: Service) -> AsyncIterator[bytes]:
             raise UploadBroken("the upload stopped half-way: send it again")
         chunk = message.get("body", b"")
         received += len(chunk)
+        if most_bytes is not None and received > most_bytes:
+            raise SceneTooLarge(f"the body is longer than {most_bytes} bytes: send a reference to the scene")
         if received > settings.max_upload_bytes:
             raise service.admission.too_many_bytes()
         if chunk:
@@ -125,6 +137,7 @@ class _Sink:
         self._path = path
         self._name = name
         self._longest_header = service.settings.max_header_bytes
+        self._least_free = service.settings.min_free_bytes
         self._file: BinaryIO | None = None
         self._gathered = bytearray()
         self._start = b""
@@ -157,6 +170,9 @@ class _Sink:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull("the disk filled up during the upload: try again later") from error
             raise
+        # An upload must not take the room that running jobs need.
+        if disk_usage(self._path.parent).free < self._least_free:
+            raise StorageFull("the disk filled up during the upload: try again later")
 
     def close(self) -> None:
         if self._file is not None:

@@ -23,7 +23,7 @@ class Watch:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._waiters: dict[asyncio.Future[None], tuple[str, int]] = {}
+        self._waiters: dict[asyncio.Future[None], tuple[str, int, bool]] = {}  # job, version, whether its end counts
         self._someone_waits = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -48,12 +48,12 @@ class Watch:
         if self._task is not None:
             self._task.cancel()
 
-    async def change(self, job: JobRecord, within_s: float) -> JobRecord | None:
-        """The job as soon as it is another than this; the same after `within_s`, None where it is gone."""
+    async def change(self, job: JobRecord, within_s: float, *, only_end: bool = False) -> JobRecord | None:
+        """The job as soon as it is another than this, or finished; the same after `within_s`, None where it is gone."""
         if self.is_stopping:
             raise Stopping
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = (job.id, job.version)
+        self._waiters[waiter] = (job.id, job.version, only_end)
         self._someone_waits.set()
         try:
             with contextlib.suppress(TimeoutError):
@@ -75,7 +75,7 @@ class Watch:
         """The job when it is finished, or as it is after `within_s`."""
         deadline = time.monotonic() + within_s
         while not job.is_finished and (left := deadline - time.monotonic()) > 0:
-            changed = await self.change(job, min(left, LONGEST_LOOK_S))
+            changed = await self.change(job, min(left, LONGEST_LOOK_S), only_end=True)
             if changed is None:
                 return job
             job = changed
@@ -88,8 +88,9 @@ class Watch:
                 await self._someone_waits.wait()
             waiters = dict(self._waiters)
             with contextlib.suppress(Exception):  # a locked store, say: the next look may get through
-                versions = await asyncio.to_thread(self._store.versions, {job_id for job_id, _ in waiters.values()})
-                for waiter, (job_id, version) in waiters.items():
-                    if versions.get(job_id) != version and not waiter.done():
+                found = await asyncio.to_thread(self._store.versions, {job_id for job_id, _, _ in waiters.values()})
+                for waiter, (job_id, version, only_end) in waiters.items():
+                    now, is_finished = found.get(job_id, (-1, True))
+                    if (is_finished if only_end else now != version) and not waiter.done():
                         waiter.set_result(None)
             await asyncio.sleep(LOOK_EVERY_S)

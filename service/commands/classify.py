@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Map the scene and say what was found."""
     mapping = MapOptions(options.stride, options.blend, options.probability_type, options.strip_px)
-    summary = _map_there(options, mapping) if options.server else _map_here(options, mapping)
+    summary = _map_here(options, mapping) if options.server is None else _map_there(options, mapping)
     print_summary(summary, options.output)
     return DONE
 

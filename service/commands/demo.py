@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -71,7 +72,9 @@ def running_service() -> Generator[str, None, None]:
             "--log-level",
             "error",
         ]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        # A demo of the demo bundle, whatever an operator has set for a service of their own.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HYPERSCENE_")}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         try:
             assert process.stdout is not None
             found = re.search(r"http://\S+", process.stdout.readline())
@@ -90,10 +93,13 @@ def running_service() -> Generator[str, None, None]:
 def _wait_until_ready(address: str) -> None:
     answer, deadline = "", time.monotonic() + START_S
     while time.monotonic() < deadline:
-        response = httpx.get(f"{address}/readyz")
-        if response.is_success:
-            return
-        answer = response.json()["detail"]
+        try:
+            response = httpx.get(f"{address}/readyz")
+            if response.is_success:
+                return
+            answer = response.json()["detail"]
+        except httpx.HTTPError as error:
+            answer = str(error)
         time.sleep(0.1)
     raise NotReady(f"the service is not ready after {START_S:.0f} s: {answer}")
 

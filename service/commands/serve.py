@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import socket
+import threading
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -16,17 +18,19 @@ from pydantic import ByteSize, ValidationError
 from service.api.connections import BoundedProtocol
 from service.app import create_app, lay_foundation
 from service.cli import DONE
-from service.errors import OptionsUnusable, OutputUnwritable
+from service.errors import OutputUnwritable, WrongUsage
 from service.logs import set_up_logs
 from service.settings import Settings
+
+LAST_RESORT_S = 1.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Every setting is an option and a variable."""
     parser.epilog = "Each option is also a variable, --keep-results-s is HYPERSCENE_KEEP_RESULTS_S; an option wins."
     for name, setting in Settings.model_fields.items():
-        default = _shown(setting.default)
         words = (setting.description or "").replace("%", "%%")
+        default = "" if words.endswith(")") else _shown(setting.default)  # some say it in words
         parser.add_argument(
             _flag(name), metavar=name.rsplit("_", 1)[-1].upper(), help=f"{words}{f' ({default})' if default else ''}"
         )
@@ -70,6 +74,10 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         service = getattr(self._app.state, "service", None)
         if service is not None:
+            # Whatever hangs then, a disk or a library, nothing is lost by leaving it behind.
+            last_resort = threading.Timer(service.settings.stop_s + LAST_RESORT_S, os._exit, [DONE])
+            last_resort.daemon = True
+            last_resort.start()
             self._app.state.supervisor.ask_to_stop()
             service.watch.stop_soon()
         super().handle_exit(sig, frame)
@@ -82,7 +90,7 @@ def read_settings(given: dict[str, Any]) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "settings"
-        raise OptionsUnusable(f"{_flag(name)}: {first['msg']}; see hyperscene serve --help") from error
+        raise WrongUsage(f"{_flag(name)}: {first['msg']}; see hyperscene serve --help") from error
 
 
 def listen(settings: Settings) -> socket.socket:

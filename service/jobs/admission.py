@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import disk_usage, rmtree
+from typing import Any
 
 import numpy as np
 
+from model.spectra import BandMatch
 from service.errors import (
+    BandsMissing,
     NoSuchScene,
     NotReady,
     QueueFull,
@@ -23,22 +25,29 @@ from service.errors import (
     SceneUnreadable,
     StorageFull,
 )
+from service.jobs.disk import drop_job, flush, flush_folder
 from service.jobs.inspector import Inspector
 from service.jobs.models import Models, ServedModel
 from service.jobs.records import JobRecord, SceneRecord, new_id
 from service.jobs.store import Store
 from service.jobs.supervisor import Supervisor
-from service.jobs.worker import flush_folder
-from service.mapping.blend import Blend
-from service.mapping.pipeline import MapOptions
+from service.mapping.blend import BLENDS, Blend
+from service.mapping.pipeline import STRIDES, MapOptions
 from service.mapping.scenes import ENVI_SUFFIXES, FORMATS, TIFF_MAGIC
-from service.mapping.strips import ProbabilityType
+from service.mapping.strips import PROBABILITY_TYPES, ProbabilityType
 from service.mapping.view import match_manifest
 from service.settings import Settings
 
 log = logging.getLogger("hyperscene.admission")
 
 LONGEST_NAME = 255
+# What a caller may choose from.
+CHOICES: dict[str, tuple[Any, ...]] = {"stride_px": STRIDES, "blend": BLENDS, "probability_type": PROBABILITY_TYPES}
+MATCHES = {
+    "same": "the same bands",
+    "resampled": "bands that can be resampled",
+    "by count": "as many bands, matched by their order",
+}
 
 
 @dataclass(frozen=True)
@@ -156,7 +165,7 @@ class Admission:
         now, scene_id = time.time(), folder.name
         target = self._settings.scene_folder(scene_id)
         folder.rename(target)
-        _flush(target.parent)
+        flush(target.parent)
         return SceneRecord(
             id=scene_id,
             owner=owner,
@@ -185,6 +194,16 @@ class Admission:
             )
         return scene
 
+    def matches(self, scene: SceneRecord) -> dict[str, str]:
+        """What each model says to the scene's bands."""
+        words = {}
+        for name, model in self._models.by_name.items():
+            try:
+                words[name] = MATCHES[_match(scene, model).kind]
+            except BandsMissing as error:
+                words[name] = f"does not match: {error}"
+        return words
+
     def delete_scene(self, scene: SceneRecord) -> None:
         """Forget a scene and free its disk."""
         if not self._store.remove_scene(scene.id):
@@ -204,8 +223,7 @@ class Admission:
     def check(self, scene: SceneRecord, request: JobRequest) -> tuple[ServedModel, MapOptions]:
         """Refuse what a worker would refuse, as far as it can be known from the header."""
         model = self._models.find(request.model)
-        nm = scene.document["wavelengths_nm"]
-        match_manifest(None if nm is None else np.array(nm), scene.document["bands"], model.manifest)
+        _match(scene, model)
         options = MapOptions(request.stride_px, request.blend, request.probability_type, self._settings.strip_px)
         return model, options.settled(model.manifest, scene.document["cols"])
 
@@ -217,6 +235,7 @@ class Admission:
         key: str | None = None,
         request_id: str | None = None,
         *,
+        execution: dict[str, Any] | None = None,
         is_new_scene: bool = False,
     ) -> JobRecord:
         """A job in the store, for a scene that lies there or comes with it."""
@@ -233,10 +252,14 @@ class Admission:
                 status="accepted",
                 created=now,
                 updated=now,
+                execution=execution or {},
                 idempotency_key=key,
                 request_id=request_id,
             )
-            kept = self._store.add_job(job, scene if is_new_scene else None)
+            try:
+                kept = self._store.add_job(job, self._settings.max_waiting, scene if is_new_scene else None)
+            except QueueFull as error:
+                raise self._come_back(str(error)) from error
         if kept.id != job.id and is_new_scene:  # the key made a job before, with a scene of its own
             rmtree(self._settings.scene_folder(scene.id), ignore_errors=True)
         log.info("accepted", extra={"job_id": kept.id})
@@ -244,39 +267,27 @@ class Admission:
         return kept
 
     def dismiss(self, job: JobRecord) -> None:
-        """Stop a job or drop its results, and free its disk."""
+        """Stop a job or drop its results, and free its disk; a worker that has it frees it once more when it stops."""
         self._store.dismiss(job.id, self._settings.keep_results_s)
         self._supervisor.wake()
-        self._free(job)
+        drop_job(self._settings, self._store, job)
         log.info("dismissed", extra={"job_id": job.id})
-
-    def _free(self, job: JobRecord) -> None:
-        rmtree(self._settings.job_folder(job.id), ignore_errors=True)
-        scene = self._store.scene(job.scene_id)
-        if scene is not None and scene.is_temporary and self._store.remove_scene(scene.id):
-            rmtree(self._settings.scene_folder(scene.id), ignore_errors=True)
-
-    # Housekeeping
 
     def expire(self) -> None:
         """Drop what is past its time."""
         now = time.time()
         for job_id in self._store.expired_jobs(now):
             if job := self._store.job(job_id):
-                self._free(job)
+                drop_job(self._settings, self._store, job)
                 self._store.remove_job(job_id)
         for scene_id in self._store.expired_scenes(now):
             if self._store.remove_scene(scene_id):
                 rmtree(self._settings.scene_folder(scene_id), ignore_errors=True)
 
-    def sweep(self) -> None:
-        """Remove what a killed server left behind: uploads that were not taken, folders that belong to nobody."""
-        rmtree(self._settings.data / "incoming", ignore_errors=True)
-        for table in ("scenes", "jobs"):
-            known = self._store.known(table)
-            for folder in (self._settings.data / table).glob("*"):
-                if folder.name not in known:
-                    rmtree(folder, ignore_errors=True)
+
+def _match(scene: SceneRecord, model: ServedModel) -> BandMatch:
+    nm = scene.document["wavelengths_nm"]
+    return match_manifest(None if nm is None else np.array(nm), scene.document["bands"], model.manifest)
 
 
 def arrange(files: list[ReceivedFile]) -> ReceivedFile:
@@ -318,11 +329,3 @@ def clean_name(name: str) -> str:
 @contextmanager
 def _nothing() -> Generator[None, None, None]:
     yield
-
-
-def _flush(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -21,6 +21,7 @@ from model.bundle import BundleRefused, Manifest, load_bundle
 from service.errors import NotReady, SceneUnreadable, ServiceError, error_of
 from service.mapping.describe import describe_header
 from service.mapping.scenes import Limits, open_scene
+from service.settings import child_environment
 
 MEMORY_BYTES = 4 << 30  # of address space; a scene's header takes some hundred megabytes at most
 LOOK_S = 60.0
@@ -112,7 +113,7 @@ class _Child:
             raise NotReady("the server shuts down: send the scene again when it is back")
         if self._child is None or self._child.poll() is not None:
             # One thread: a numeric library's pool would take address space for every core.
-            environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            environment = child_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "service.jobs.inspector"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True,
@@ -147,7 +148,7 @@ def _look(question: dict[str, Any]) -> dict[str, Any]:
         if "bundle" in question:
             bundle = load_bundle(Path(question["bundle"]))
             return {"manifest": bundle.manifest.model_dump(mode="json"), "sha256": bundle.sha256}
-        return describe_header(open_scene(Path(question["scene"]), Limits(**question["limits"])))
+        return describe_header(open_scene(Path(question["scene"]), Limits(**question["limits"]), counts_packed=False))
     except ServiceError as error:
         return {"code": error.code, "detail": str(error)}
     except BundleRefused as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from shutil import disk_usage
 
-from service.errors import ServiceError
+from service.jobs.records import WorkerRecord
 from service.jobs.store import Store
 from service.settings import Settings
 
@@ -16,13 +16,17 @@ def not_ready_reasons(settings: Settings, store: Store) -> list[str]:
     workers = store.workers()
     alive = [worker for worker in workers if worker.state == "ready" and now - worker.heartbeat < settings.lease_s]
     if not alive:
-        reasons += [worker.reason or f"worker {worker.name} is {worker.state}" for worker in workers]
+        reasons += [worker.reason or _unfit(worker, now) for worker in workers]
         reasons += [] if workers else ["no worker is running yet"]
     free = disk_usage(settings.data).free
     if free < settings.min_free_bytes:
         reasons.append(f"{free} bytes of disk are free, and {int(settings.min_free_bytes)} have to stay free")
-    try:
-        store.count("readiness_probes", 1)
-    except (ServiceError, OSError) as error:
-        reasons.append(f"the store cannot be written: {error}")
+    if not store.is_writable():
+        reasons.append("the store cannot be written: its disk is full, or another process holds it")
     return reasons
+
+
+def _unfit(worker: WorkerRecord, now: float) -> str:
+    if worker.state == "ready":
+        return f"worker {worker.name} has been silent for {now - worker.heartbeat:.0f} s"
+    return f"worker {worker.name} is {worker.state}"

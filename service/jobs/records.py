@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 Status = Literal["accepted", "running", "successful", "failed", "dismissed"]
 FINISHED: tuple[Status, ...] = ("successful", "failed", "dismissed")
-JSON_COLUMNS = {"document", "options", "seconds"}
+JSON_COLUMNS = {"document", "options", "seconds", "execution"}
 
 Record = TypeVar("Record")
 
@@ -67,6 +67,7 @@ class JobRecord:
     error_status: int | None = None
     error_detail: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    execution: dict[str, Any] = field(default_factory=dict)  # what OGC's execution asked for: outputs and response
     idempotency_key: str | None = None
     request_id: str | None = None
 

@@ -6,15 +6,26 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from service.errors import InferenceFailed, ServiceError, StorageFull
-from service.jobs.records import JobBounds, JobRecord, SceneRecord, Status, WorkerRecord, from_row, new_id, to_row
+from service.errors import InferenceFailed, NoSuchScene, QueueFull, ServiceError, StorageFull
+from service.jobs.records import (
+    FINISHED,
+    JobBounds,
+    JobRecord,
+    SceneRecord,
+    Status,
+    WorkerRecord,
+    from_row,
+    new_id,
+    to_row,
+)
 
 MOST_DEATHS = 3
+MOST_CRASHES = 6
 
 # One step for each version of the file; a new version appends a step, and older files are brought up at start.
 MIGRATIONS = (
@@ -30,7 +41,7 @@ MIGRATIONS = (
         cells_done INTEGER NOT NULL, cells_total INTEGER NOT NULL, seconds_left REAL, worker TEXT, device TEXT,
         provider TEXT, token TEXT, lease_until REAL, resumes INTEGER NOT NULL, deaths INTEGER NOT NULL,
         death_mark INTEGER NOT NULL, error_code TEXT, error_status INTEGER, error_detail TEXT, seconds TEXT NOT NULL,
-        idempotency_key TEXT, request_id TEXT
+        execution TEXT NOT NULL,        idempotency_key TEXT, request_id TEXT
     );
     CREATE INDEX jobs_by_status ON jobs (status, created);
     CREATE INDEX jobs_by_owner ON jobs (owner, created);
@@ -43,6 +54,7 @@ MIGRATIONS = (
     CREATE TABLE counts (name TEXT NOT NULL, labels TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (name, labels));
     """,
 )
+PROBE_S = 2.0
 # Upper ends of the histograms' buckets, in seconds.
 BUCKETS_S = (0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 14400)
 
@@ -92,6 +104,8 @@ class Store:
         except sqlite3.OperationalError as error:
             if "full" in str(error) or "disk I/O" in str(error):
                 raise StorageFull("the disk of the data folder is full: free it and try again") from error
+            if "locked" in str(error) or "busy" in str(error):
+                raise StoreBusy("somebody holds the store: try again in some seconds") from error
             raise
 
     def _rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
@@ -130,13 +144,18 @@ class Store:
 
     # Jobs
 
-    def add_job(self, job: JobRecord, scene: SceneRecord | None = None) -> JobRecord:
+    def add_job(self, job: JobRecord, most_waiting: int, scene: SceneRecord | None = None) -> JobRecord:
         """Keep a job and, with it, a scene of its own; answers the earlier job of the same idempotency key."""
         with self.transaction() as db:
             if job.idempotency_key is not None and (made := self._by_key(db, job.owner, job.idempotency_key)):
                 return made
+            waiting: int = db.execute("SELECT COUNT(*) FROM jobs WHERE status = 'accepted'").fetchone()[0]
+            if waiting >= most_waiting:
+                raise QueueFull(f"{waiting} jobs wait, as many as this server takes")
             if scene is not None:
                 _insert(db, "scenes", to_row(scene))
+            elif db.execute("SELECT 1 FROM scenes WHERE id = ?", (job.scene_id,)).fetchone() is None:
+                raise NoSuchScene(f"the scene {job.scene_id} has just been removed: send it again")
             _insert(db, "jobs", to_row(job))
             _count(db, "jobs_submitted_total", {}, 1)
         return job
@@ -174,11 +193,11 @@ class Store:
         query = f"SELECT * FROM jobs WHERE {' AND '.join(conditions)} ORDER BY created DESC, id LIMIT ? OFFSET ?"
         return [from_row(JobRecord, row) for row in self._rows(query, *conditions.values(), limit, offset)]
 
-    def versions(self, job_ids: Iterable[str]) -> dict[str, int]:
-        """How far jobs have changed, for those who watch them."""
+    def versions(self, job_ids: Iterable[str]) -> dict[str, tuple[int, bool]]:
+        """How far jobs have changed, and whether they are finished, for those who watch them."""
         ids = list(job_ids)
-        rows = self._rows(f"SELECT id, version FROM jobs WHERE id IN ({', '.join('?' * len(ids))})", *ids)
-        return {row["id"]: row["version"] for row in rows}
+        rows = self._rows(f"SELECT id, version, status FROM jobs WHERE id IN ({', '.join('?' * len(ids))})", *ids)
+        return {row["id"]: (row["version"], row["status"] in FINISHED) for row in rows}
 
     def count_jobs(self) -> dict[str, int]:
         """Jobs by status."""
@@ -238,11 +257,14 @@ class Store:
             if self._is_held(db, job):
                 _update(db, job.id, status="accepted", token=None, lease_until=None, worker=None, seconds_left=None)
 
-    def succeed(self, job: JobRecord, summary: Mapping[str, Any], keep_s: float) -> bool:
-        """Record a finished map; False where the job was not the worker's any more."""
+    def succeed(
+        self, job: JobRecord, summary: Mapping[str, Any], keep_s: float, publish: Callable[[], None] = lambda: None
+    ) -> bool:
+        """Publish and record a finished map, as one step; False where the job was not the worker's any more."""
         with self.transaction() as db:
             if not self._is_held(db, job):
                 return False
+            publish()
             _count(db, "patches_total", {}, summary["patches"])
             _count(db, "pixels_total", {"kind": "valid"}, summary["valid_pixels"])
             _count(db, "pixels_total", {"kind": "no_data"}, summary["no_data_pixels"])
@@ -266,36 +288,55 @@ class Store:
         with self.transaction() as db:
             job = self._in(db, job_id)
             if job.status != "dismissed":
-                self._end(db, job, "dismissed", keep_s)
+                self._end(db, job, "dismissed", keep_s, idempotency_key=None)  # sent again, it is a new job
 
-    def forfeit(self, worker: str, marks: Mapping[str, int], keep_s: float) -> None:
+    def forfeit(self, worker: str, marks: Mapping[str, int], keep_s: float) -> list[JobRecord]:
         """Free the jobs of a worker that died; `marks` says how far each got.
 
         A job whose worker died three times without getting any further is to blame, and fails.
         """
         with self.transaction() as db:
-            for row in db.execute("SELECT * FROM jobs WHERE status = 'running' AND worker = ?", (worker,)).fetchall():
-                job = from_row(JobRecord, row)
-                mark = marks.get(job.id, 0)
-                deaths = 1 if mark > job.death_mark else job.deaths + 1
-                if deaths >= MOST_DEATHS:
-                    error = InferenceFailed(
-                        f"the worker died {deaths} times at the same place of this job (out of memory, or a crash of "
-                        f"{job.provider or 'the engine'}): report the job's id, {job.id}"
-                    )
-                    self._end_failed(db, job, error, keep_s)
-                else:
-                    _update(
-                        db, job.id, status="accepted", token=None, lease_until=None, worker=None, deaths=deaths,
-                        death_mark=max(mark, job.death_mark), seconds_left=None,
-                    )  # fmt: skip
+            rows = db.execute("SELECT * FROM jobs WHERE status = 'running' AND worker = ?", (worker,)).fetchall()
+            db.execute("DELETE FROM workers WHERE name = ?", (worker,))
+            return self._blame(db, rows, marks, keep_s, MOST_DEATHS, "the worker")
 
-    def free_all(self) -> None:
-        """Free every running job: their workers went down with the server, which is no fault of theirs."""
+    def free_all(self, marks: Mapping[str, int], keep_s: float) -> list[JobRecord]:
+        """Free every running job: their workers went down with the server, which is hardly ever a job's fault.
+
+        A container may be killed whole where one process takes too much memory, though; so there is an end to it.
+        """
         with self.transaction() as db:
-            for row in db.execute("SELECT id FROM jobs WHERE status = 'running'").fetchall():
-                _update(db, row["id"], status="accepted", token=None, lease_until=None, worker=None, seconds_left=None)
+            rows = db.execute("SELECT * FROM jobs WHERE status = 'running'").fetchall()
             db.execute("DELETE FROM workers")
+            return self._blame(db, rows, marks, keep_s, MOST_CRASHES, "the server")
+
+    def _blame(
+        self,
+        db: sqlite3.Connection,
+        rows: list[sqlite3.Row],
+        marks: Mapping[str, int],
+        keep_s: float,
+        most: int,
+        victim: str,
+    ) -> list[JobRecord]:
+        """Free jobs whose process died, and answer those that are to blame for it: they have failed."""
+        failed = []
+        for job in (from_row(JobRecord, row) for row in rows):
+            mark = marks.get(job.id, 0)
+            deaths = 1 if mark > job.death_mark else job.deaths + 1
+            if deaths >= most:
+                error = InferenceFailed(
+                    f"{victim} died {deaths} times at the same place of this job (out of memory, or a crash of "
+                    f"{job.provider or 'the engine'}): report the job's id, {job.id}"
+                )
+                self._end_failed(db, job, error, keep_s)
+                failed.append(job)
+            else:
+                _update(
+                    db, job.id, status="accepted", token=None, lease_until=None, worker=None, deaths=deaths,
+                    death_mark=max(mark, job.death_mark), seconds_left=None,
+                )  # fmt: skip
+        return failed
 
     def expired_jobs(self, now: float) -> list[str]:
         """Finished jobs past their time."""
@@ -306,9 +347,10 @@ class Store:
         with self.transaction() as db:
             db.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
 
-    def known(self, table: str) -> set[str]:
-        """Every id of a table, to tell folders that belong to nobody."""
-        return {row["id"] for row in self._rows(f"SELECT id FROM {table}")}
+    def known(self, table: str) -> dict[str, str]:
+        """Every id of a table, with a job's status, to tell folders that belong to nobody."""
+        column = "status" if table == "jobs" else "''"
+        return {row[0]: row[1] for row in self._rows(f"SELECT id, {column} FROM {table}")}
 
     @staticmethod
     def _in(db: sqlite3.Connection, job_id: str) -> JobRecord:
@@ -322,8 +364,11 @@ class Store:
         return found is not None
 
     def _end_failed(self, db: sqlite3.Connection, job: JobRecord, error: ServiceError, keep_s: float) -> None:
+        # What may go well another time lets the key go: sent again, it is a new job.
+        key = None if error.status in (503, 507) else job.idempotency_key
         self._end(
-            db, job, "failed", keep_s, error_code=error.code, error_status=error.status, error_detail=str(error)
+            db, job, "failed", keep_s, error_code=error.code, error_status=error.status, error_detail=str(error),
+            idempotency_key=key,
         )  # fmt: skip
 
     @staticmethod
@@ -349,6 +394,17 @@ class Store:
         """Every worker that was heard of since the server began."""
         return [from_row(WorkerRecord, row) for row in self._rows("SELECT * FROM workers ORDER BY name")]
 
+    def is_writable(self) -> bool:
+        """Whether a write gets through within a second or two."""
+        try:
+            with closing(sqlite3.connect(self._path, timeout=PROBE_S, isolation_level=None)) as db:
+                db.execute("BEGIN IMMEDIATE")
+                _count(db, "readiness_probes", {}, 1)
+                db.execute("COMMIT")
+        except sqlite3.Error:
+            return False
+        return True
+
     def forget_worker(self, name: str) -> None:
         """A worker that is no more."""
         with self.transaction() as db:
@@ -363,6 +419,13 @@ class Store:
         """Every counter: name, labels, value."""
         rows = self._rows("SELECT * FROM counts ORDER BY name, labels")
         return [(row["name"], json.loads(row["labels"]), row["value"]) for row in rows]
+
+
+class StoreBusy(ServiceError):
+    """Another process holds the store for longer than it should."""
+
+    code = "not_ready"
+    status = 503
 
 
 class StoreUnusable(ServiceError):

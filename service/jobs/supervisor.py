@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.errors import StorageFull
+from service.jobs.disk import drop_job
 from service.jobs.models import Models
-from service.jobs.store import Store
+from service.jobs.store import Store, StoreBusy
 from service.jobs.worker import Mark
 from service.mapping.engines import cores
-from service.settings import Settings
+from service.settings import Settings, child_environment
 
 log = logging.getLogger("hyperscene.supervisor")
 
 SHORT_LIFE_S, SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 0.2, 10.0
+LOOK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,11 @@ class Supervisor:
             if child.poll() is None:
                 child.send_signal(signal.SIGTERM)
 
+    def take_over(self) -> None:
+        """Free the jobs of an earlier server."""
+        for job in self._store.free_all(self._marks(), self._settings.keep_results_s):
+            drop_job(self._settings, self._store, job)
+
     def stop(self, within_s: float) -> None:
         """End every worker: kindly first."""
         self.ask_to_stop()
@@ -93,28 +100,48 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 child.kill()
         for thread in self._threads:
-            thread.join(2.0)
+            thread.join(max(0.1, deadline - time.monotonic()))
 
     def _keep_alive(self, slot: Slot) -> None:
+        """A worker in this slot, for ever: whatever goes wrong, another one is tried."""
         pause_s = SHORTEST_PAUSE_S
         while not self._is_stopping.is_set():
             began = time.monotonic()
-            child = self._spawn(slot)
-            self._children[slot.name] = child
-            if self._is_stopping.is_set():
-                child.terminate()
-            code = child.wait()
-            if self._is_stopping.is_set():
-                break
-            log.error("worker %s ended with %s: starting another", slot.name, code, extra={"worker": slot.name})
-            self._insist(lambda: self._store.forfeit(slot.name, self._marks(), self._settings.keep_results_s))
-            self._insist(lambda: self._store.forget_worker(slot.name))
+            try:
+                self._live_once(slot)
+            except Exception:  # no process to be had, a store that is held: it may get better
+                log.exception("worker %s cannot be kept", slot.name, extra={"worker": slot.name})
             is_short = time.monotonic() - began < SHORT_LIFE_S
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if is_short else SHORTEST_PAUSE_S
             self._is_stopping.wait(pause_s)
 
+    def _live_once(self, slot: Slot) -> None:
+        child = self._spawn(slot)
+        self._children[slot.name] = child
+        if self._is_stopping.is_set():
+            child.terminate()
+        code = self._wait_for_end(slot, child)
+        if self._is_stopping.is_set():
+            return
+        log.error("worker %s ended with %s: starting another", slot.name, code, extra={"worker": slot.name})
+        failed = self._insist(lambda: self._store.forfeit(slot.name, self._marks(), self._settings.keep_results_s))
+        for job in failed or []:
+            drop_job(self._settings, self._store, job)
+
+    def _wait_for_end(self, slot: Slot, child: subprocess.Popen[bytes]) -> int:
+        """A worker's exit code; one that fell silent is ended."""
+        while True:
+            try:
+                return child.wait(LOOK_EVERY_S)
+            except subprocess.TimeoutExpired:
+                record = next((worker for worker in self._store.workers() if worker.name == slot.name), None)
+                is_silent = record is not None and time.time() - record.heartbeat > self._settings.lease_s
+                if is_silent and record is not None and record.pid == child.pid and not self._is_stopping.is_set():
+                    log.error("worker %s fell silent", slot.name, extra={"worker": slot.name})
+                    child.kill()
+
     def _spawn(self, slot: Slot) -> subprocess.Popen[bytes]:
-        environment = dict(os.environ)
+        environment = child_environment()
         _, _, number = slot.device.partition(":")
         if number:  # the worker sees this GPU and no other
             environment["CUDA_VISIBLE_DEVICES"] = number
@@ -127,6 +154,7 @@ class Supervisor:
             assert child.stdin is not None
             child.stdin.write(json.dumps(self._orders(slot)).encode() + b"\n")
             child.stdin.flush()
+            os.set_blocking(child.stdin.fileno(), False)  # a worker that does not read holds nobody up
         except OSError:  # it died before it read them
             pass
         return child
@@ -145,11 +173,10 @@ class Supervisor:
         """How far every job got."""
         return {folder.name: Mark.read(folder) for folder in (self._settings.data / "jobs").iterdir()}
 
-    def _insist(self, work: Callable[[], None]) -> None:
+    def _insist(self, work: Callable[[], Any]) -> Any:
         while True:
             try:
-                work()
-                return
-            except StorageFull:
+                return work()
+            except (StorageFull, StoreBusy):
                 if self._is_stopping.wait(1.0):
-                    return
+                    return None

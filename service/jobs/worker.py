@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shutil import disk_usage, rmtree
@@ -17,9 +18,10 @@ from typing import Any
 
 from model.bundle import Bundle, BundleRefused, load_bundle
 from service import logs
-from service.errors import InferenceFailed, InternalError, NotReady, ServiceError, StorageFull
+from service.errors import InferenceFailed, InternalError, NotReady, ServiceError, StorageFull, unwritten
+from service.jobs.disk import drop_job, drop_work, flush_folder
 from service.jobs.records import JobRecord, WorkerRecord
-from service.jobs.store import Store
+from service.jobs.store import Store, StoreBusy
 from service.mapping.classify import Cancelled
 from service.mapping.engines import Device, Engine, make_engine
 from service.mapping.pipeline import MapOptions, map_scene
@@ -33,6 +35,7 @@ BEAT_S = 0.5
 RETRY_S = 10.0  # between attempts to get a device that is not there
 KEPT_ENGINES = 4
 MARK_NAME = "mark"
+STUCK = 3  # the exit code of a worker that hangs
 
 
 class Progress:
@@ -40,6 +43,7 @@ class Progress:
 
     def __init__(self, done: int = 0, total: int = 0, mark: Mark | None = None) -> None:
         self.done, self.total = done, total
+        self._moved = time.monotonic()
         self._mark = mark
         self._first: tuple[float, int] | None = None
 
@@ -47,9 +51,16 @@ class Progress:
         """Called by the mapping, often."""
         if self._first is None:
             self._first = time.monotonic(), done
+        if done > self.done:
+            self._moved = time.monotonic()
         self.done, self.total = max(done, self.done), total
         if self._mark is not None:
             self._mark.set(self.done)
+
+    @property
+    def quiet_s(self) -> float:
+        """How long the network has been silent, while it still has something to say."""
+        return time.monotonic() - self._moved if self._first is not None and self.done < self.total else 0.0
 
     @property
     def seconds_left(self) -> float | None:
@@ -68,10 +79,13 @@ class Mark:
 
     def set(self, cells: int) -> None:
         """Move on; two microseconds, so that it can be done for every call of the network."""
-        os.pwrite(self._handle, cells.to_bytes(8, "little"), 0)
+        with suppress(OSError):  # a full disk: the next strip will tell
+            os.pwrite(self._handle, cells.to_bytes(8, "little"), 0)
 
-    def close(self) -> None:
-        """No more marks."""
+    def __enter__(self) -> Mark:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         os.close(self._handle)
 
     @staticmethod
@@ -124,9 +138,11 @@ class Worker:
                 self._is_woken.wait(IDLE_S)
                 self._is_woken.clear()
             else:
-                token = logs.job_id.set(job.id)
+                logs.job_id.set(job.id)
+                logs.request_id.set(job.request_id)
                 self._work_on(job)
-                logs.job_id.reset(token)
+                logs.job_id.set(None)
+                logs.request_id.set(None)
         self._store.forget_worker(self._name)
 
     def _is_ready(self, model: str) -> bool:
@@ -157,50 +173,24 @@ class Worker:
             return None  # what waits is not lost; it goes on when there is room
         try:
             return self._store.claim(self._name, self._settings.lease_s)
-        except StorageFull:
+        except (StorageFull, StoreBusy):
             return None
 
     def _work_on(self, job: JobRecord) -> None:
         log.info("started" if job.resumes == 0 else "resumed", extra={"worker": self._name})
-        folder = self._settings.job_folder(job.id)
-        folder.mkdir(exist_ok=True)
-        mark = Mark(folder)
-        self._progress = Progress(job.cells_done, job.cells_total, mark)
         self._cancelled.clear()
+        self._progress = Progress(job.cells_done, job.cells_total)
         self._job = job
         if self._is_stopping.is_set():
             self._cancelled.set()
         try:
-            summary = self._map(job)
-            self._insist(self._beat)  # a job that took less than a beat has told nobody of its patches yet
-            if self._insist(lambda: self._store.succeed(job, summary, self._settings.keep_results_s)):
-                rmtree(self._settings.strips_folder(job.id), ignore_errors=True)
-                log.info("successful", extra={"worker": self._name, "seconds": summary["seconds"]["total"]})
-            else:
-                self._leave(job, folder)
-        except Cancelled:
-            if self._is_stopping.is_set():
-                self._insist(lambda: self._store.release(job))
-                log.info("released", extra={"worker": self._name})
-            else:
-                self._leave(job, folder)
-        except (ServiceError, BundleRefused) as error:
-            refusal = error if isinstance(error, ServiceError) else NotReady(str(error))
-            self._give_up(job, folder, refusal)
-        except MemoryError:
-            self._give_up(
-                job, folder, InferenceFailed(f"memory ran out: crop the scene; report the job's id, {job.id}")
-            )
-        except Exception:
-            log.exception("a bug", extra={"worker": self._name})
-            self._give_up(
-                job, folder, InternalError(f"something is wrong with hyperscene: report the job's id, {job.id}")
-            )
+            self._map(job)
+        except Exception as error:
+            self._stop_work(job, error)
         finally:
             self._job = None
-            mark.close()
 
-    def _map(self, job: JobRecord) -> dict[str, Any]:
+    def _map(self, job: JobRecord) -> None:
         settings = self._settings
         scene_record = self._store.scene(job.scene_id)
         if scene_record is None:
@@ -208,37 +198,76 @@ class Worker:
         scene = open_scene(settings.scene_folder(scene_record.id) / scene_record.file, settings.limits)
         bundle, engine = self._engine(job.model)
         self._store.note_provider(job, engine.device, engine.provider)
-        results = settings.results_folder(job.id)
-        rmtree(results, ignore_errors=True)  # what a killed run left behind
-        settings.strips_folder(job.id).mkdir(parents=True, exist_ok=True)
-        summary = map_scene(
-            replace(scene, name=job.scene_name), bundle, engine, results, MapOptions(**job.options),
-            self._progress.report, self._cancelled, settings.strips_folder(job.id), job.id,
-        )  # fmt: skip
-        flush_folder(results)
-        return summary
+        # An attempt of its own: a worker that lost the job and does not know it yet writes elsewhere.
+        attempt = settings.job_folder(job.id) / f"attempt-{job.token}"
+        try:
+            settings.strips_folder(job.id).mkdir(parents=True, exist_ok=True)
+            mark = Mark(settings.job_folder(job.id))
+        except OSError as error:
+            raise unwritten(error) from error
+        with mark:
+            self._progress = Progress(job.cells_done, job.cells_total, mark)
+            summary = map_scene(
+                replace(scene, name=job.scene_name), bundle, engine, attempt, MapOptions(**job.options),
+                self._progress.report, self._cancelled, settings.strips_folder(job.id), job.id,
+            )  # fmt: skip
+        flush_folder(attempt)
+        with suppress(ServiceError):  # a job may be over before the heart beats
+            self._beat()
+        if not self._insist(lambda: self._succeed(job, summary, attempt)):
+            raise Cancelled
+        drop_work(settings, job.id)
+        log.info("successful", extra={"worker": self._name, "seconds": summary["seconds"]["total"]})
 
-    def _give_up(self, job: JobRecord, folder: Path, error: ServiceError) -> None:
-        """Free the disk first: the store may need the room to say that there was none."""
+    def _succeed(self, job: JobRecord, summary: dict[str, Any], attempt: Path) -> bool:
+        results = self._settings.results_folder(job.id)
+
+        def publish() -> None:
+            rmtree(results, ignore_errors=True)
+            attempt.rename(results)
+
+        return self._store.succeed(job, summary, self._settings.keep_results_s, publish)
+
+    def _stop_work(self, job: JobRecord, error: Exception) -> None:
+        """Work that did not come to its end: the job is released, left, or failed."""
+        if self._is_stopping.is_set() and self._cancelled.is_set():
+            self._insist(lambda: self._store.release(job))
+            log.info("released", extra={"worker": self._name})
+            return
         current = self._store.job(job.id)
-        if current is None or current.token == job.token:
-            rmtree(folder, ignore_errors=True)
-        log.warning("failed: %s", error, extra={"worker": self._name, "code": error.code})
-        self._insist(lambda: self._store.fail(job, error, self._settings.keep_results_s))
+        if isinstance(error, Cancelled) or current is None or current.token != job.token:
+            self._leave(job, current)
+            return
+        refusal = self._refusal(job, error)
+        log.warning("failed: %s", refusal, extra={"worker": self._name, "code": refusal.code})
+        # The disk is freed first: the store may need the room to say that there was none.
+        rmtree(self._settings.job_folder(job.id), ignore_errors=True)
+        if self._insist(lambda: self._store.fail(job, refusal, self._settings.keep_results_s)):
+            drop_job(self._settings, self._store, job)
 
-    def _leave(self, job: JobRecord, folder: Path) -> None:
+    def _refusal(self, job: JobRecord, error: Exception) -> ServiceError:
+        if isinstance(error, ServiceError):
+            return error
+        if isinstance(error, BundleRefused):
+            return NotReady(str(error))
+        if isinstance(error, MemoryError):
+            return InferenceFailed(f"memory ran out: crop the scene, or report the job {job.id}")
+        log.error("a bug", exc_info=error, extra={"worker": self._name})
+        return InternalError(f"this is a fault of hyperscene: report the job {job.id}")
+
+    def _leave(self, job: JobRecord, current: JobRecord | None) -> None:
         """A job that is not ours any more: dismissed, or another worker's, whose files are not touched."""
-        current = self._store.job(job.id)
-        if current is None or current.is_finished:
-            rmtree(folder, ignore_errors=True)
+        rmtree(self._settings.job_folder(job.id) / f"attempt-{job.token}", ignore_errors=True)
+        if current is None or current.status == "dismissed":
+            rmtree(self._settings.job_folder(job.id), ignore_errors=True)
         log.info("left: %s", current.status if current else "expired", extra={"worker": self._name})
 
     def _insist(self, work: Callable[[], Any]) -> Any:
-        """Tell the store, however long its disk stays full."""
+        """Tell the store, however long its disk stays full or somebody holds it."""
         while True:
             try:
                 return work()
-            except StorageFull:
+            except (StorageFull, StoreBusy):
                 if self._is_stopping.wait(1.0):
                     return None
 
@@ -263,18 +292,11 @@ class Worker:
             )
             if not is_ours and self._job is job:
                 self._cancelled.set()
+            if progress.quiet_s > self._settings.stall_s:
+                log.error("stuck for %.0f s: ending", progress.quiet_s, extra={"worker": self._name, "job_id": job.id})
+                os._exit(STUCK)
         if time.time() - self._state.heartbeat > 4 * BEAT_S:
             self._tell(self._state)
-
-
-def flush_folder(folder: Path) -> None:
-    """What lies in a folder survives a power cut from here on."""
-    for path in [*folder.iterdir(), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _obey(worker: Worker) -> None:

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -233,6 +233,8 @@ class StripMapper:
                     if self._stop.is_set():
                         raise Cancelled
                     yield strip
+                if self._stop.is_set():  # before the first strip, or between two: the stages ended without a word
+                    raise Cancelled
             finally:
                 mapped.close()
 
@@ -341,8 +343,9 @@ def workplace(output: Path) -> Generator[Path, None, None]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if not was_there and not any(output.iterdir()):
-            output.rmdir()
+        if not was_there:
+            with suppress(OSError):  # not empty, or gone
+                output.rmdir()
 
 
 def _require_space(

@@ -121,8 +121,8 @@ class Scene:
         )
 
 
-def open_scene(path: Path, limits: Limits | None = None) -> Scene:
-    """Understand a scene, or refuse it."""
+def open_scene(path: Path, limits: Limits | None = None, *, counts_packed: bool = True) -> Scene:
+    """Understand a scene, or refuse it; packed ENVI data are read whole, to see that nothing is missing, if asked."""
     path, driver = _locate(path)
     if limits is not None:
         limits.check_size(path.name, *_declared_size(path, driver, limits))
@@ -133,7 +133,7 @@ def open_scene(path: Path, limits: Limits | None = None) -> Scene:
         with _opened(path, driver) as dataset, np.errstate(over="ignore"):
             if limits is not None:
                 _check_blocks(path, dataset, limits)
-            return _understand(path, driver, dataset)
+            return _understand(path, driver, dataset, counts_packed=counts_packed)
     except GDAL_ERRORS as error:
         raise SceneUnreadable(
             f"{path.name} cannot be read as {driver}: {_told(error, path)}; send {FORMATS}"
@@ -284,14 +284,14 @@ def _data_of(header: Path) -> Path:
     raise SceneIncomplete(f"{header.name} is an ENVI header without its data: add {stem}.img")
 
 
-def _understand(path: Path, driver: str, dataset: Any) -> Scene:
+def _understand(path: Path, driver: str, dataset: Any, *, counts_packed: bool) -> Scene:
     dtype = str(dataset.dtypes[0])
     if any(kind not in DTYPES for kind in dataset.dtypes):
         raise DtypeUnsupported(f"{path.name} holds {dtype} samples; real numbers are needed: {', '.join(DTYPES)}")
     # ENVI's keys may be in capitals, which GDAL reads and leaves as they are.
     header = {key.lower(): text for key, text in dataset.tags(ns="ENVI").items()} if driver == "ENVI" else {}
     if driver == "ENVI":
-        _check_size(path, dataset, header)
+        _check_size(path, dataset, header, counts_packed=counts_packed)
     # GDAL takes the fourth of four byte bands for their alpha, which a band with a wavelength is not.
     masks = [
         band
@@ -315,6 +315,8 @@ def _understand(path: Path, driver: str, dataset: Any) -> Scene:
         raise SceneUnreadable(f"the header of {path.name} marks every band as bad (bbl): mend it")
     wavelengths_nm, fwhm_nm = _wavelengths(dataset, header, listed["fwhm"], good)
     factor = _reflectance_factor(header)
+    if not np.isfinite(list(dataset.transform)).all():
+        raise SceneUnreadable(f"the georeference of {path.name} holds numbers that are none: mend it, or remove it")
     gcps, gcps_crs = dataset.gcps
     crs = dataset.crs or gcps_crs
     if not gcps and dataset.transform == Affine.identity():
@@ -391,11 +393,13 @@ def _check_blocks(path: Path, dataset: Any, limits: Limits) -> None:
     limits.check_row(path.name, dataset.width, dataset.count)
 
 
-def _check_size(path: Path, dataset: Any, header: dict[str, str]) -> None:
+def _check_size(path: Path, dataset: Any, header: dict[str, str], *, counts_packed: bool) -> None:
     """GDAL reads zeros where an ENVI file ends too early; count its bytes instead."""
     item_bytes = np.dtype(dataset.dtypes[0]).itemsize
     expected = int(header.get("header_offset", "0")) + dataset.width * dataset.height * dataset.count * item_bytes
     is_packed = header.get("file_compression", "0").strip() == "1"
+    if is_packed and not counts_packed:
+        return
     found = _unpacked_bytes(path, expected) if is_packed else path.stat().st_size
     if found < expected:
         raise SceneUnreadable(f"{path.name} is cut short: {found} bytes of {expected}; copy it again")

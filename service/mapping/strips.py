@@ -98,7 +98,10 @@ class Checkpoint:
         """What the network said about a tile; None where it was not asked, or the file did not survive whole."""
         if tile not in self._answers.get(group, ()):
             return None
-        content = self._answer_path(group, tile).read_bytes()
+        try:
+            content = self._answer_path(group, tile).read_bytes()
+        except FileNotFoundError:  # another worker, who has the job now, is further
+            return None
         checksum, values = content[:4], content[4:]
         if len(values) != 4 * math.prod(shape) or zlib.crc32(values) != int.from_bytes(checksum, "little"):
             return None
