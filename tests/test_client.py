@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
@@ -129,3 +131,44 @@ def test_a_server_that_starts_anew_while_a_job_runs_is_waited_for(long_scene, tm
         again.stop()
     assert process.returncode == 0, told
     assert (tmp_path / "map" / "classes.tif").is_file()
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """A web server that is not hyperscene: HTML for everything, or busy until a date."""
+
+    status, headers_sent = 200, {}
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(self.status)
+        for name, value in self.headers_sent.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", "6")
+        self.end_headers()
+        self.wfile.write(b"<html>")
+
+    def log_message(self, *_):
+        return None
+
+
+@pytest.mark.parametrize("status", [200, 201, 404])
+def test_a_server_that_is_no_hyperscene_is_told_in_one_line(tif, tmp_path, status):
+    with HTTPServer(("127.0.0.1", 0), type("Answering", (Stranger,), {"status": status})) as stranger:
+        threading.Thread(target=stranger.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{stranger.server_port}"
+        told = refusal(run("classify", tif, "-o", tmp_path / "map", "--server", address))
+        stranger.shutdown()
+    assert "hyperscene server" in told
+
+
+def test_an_empty_address_does_not_map_here(tif, tmp_path):
+    refusal(run("classify", tif, "-o", tmp_path / "map", "--server", ""))
+    assert not (tmp_path / "map").exists()
+
+
+def test_a_key_with_umlauts_opens_the_server_too(tif, tmp_path, bundle_folder):
+    options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu", "--api-keys", "schlüssel")
+    with running_server(tmp_path / "data", *options) as server:
+        classify = ("classify", tif, "-o", tmp_path / "map", "--server", server.url)
+        done = run(*classify, "--api-key", "schlüssel")
+        assert done.returncode == 0, done.stderr

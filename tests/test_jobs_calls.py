@@ -1,6 +1,7 @@
 """Jobs over HTTP: status, results with ranges, events, dismissal, expiry, several devices."""
 
 import json
+import shutil
 
 import httpx
 import numpy as np
@@ -86,6 +87,23 @@ def test_head_tells_length_and_tag_without_the_file(client, job_id):
     assert head.content == b""
     for name in ("content-length", "etag", "accept-ranges"):
         assert head.headers[name] == whole.headers[name]
+
+
+def test_a_range_is_for_get_alone(client, job_id):
+    head = client.head(f"/jobs/{job_id}/results/classes.tif", headers={"Range": "bytes=0-3"})
+    assert head.status_code == 200
+    assert int(head.headers["content-length"]) > 4
+    assert client.head(f"/jobs/{job_id}/results/results.zip").headers["content-type"] == "application/zip"
+
+
+def test_results_that_somebody_removed_are_gone_in_every_form(server, client, tif):
+    job_id = server.submit(tif)
+    server.finished(job_id)
+    shutil.rmtree(server.data / "jobs" / job_id)
+    for address in ("results", "results/classes.tif", "results/results.zip"):
+        answer = client.get(f"/jobs/{job_id}/{address}")
+        assert answer.status_code == 404
+        assert answer.json()["code"] == "no_such_job"
 
 
 def test_a_result_that_the_caller_has_is_not_sent_again(client, job_id):

@@ -290,8 +290,9 @@ class Store:
             if job.status != "dismissed":
                 self._end(db, job, "dismissed", keep_s, idempotency_key=None)  # sent again, it is a new job
 
-    def forfeit(self, worker: str, marks: Mapping[str, int], keep_s: float) -> list[JobRecord]:
-        """Free the jobs of a worker that died; `marks` says how far each got.
+    def forfeit(self, worker: str, marks: Mapping[str, tuple[int, int]], keep_s: float) -> list[JobRecord]:
+        """Free the jobs of a worker that died; `marks` says how far each got, and how many cells were being
+        asked about at once.
 
         A job whose worker died three times without getting any further is to blame, and fails.
         """
@@ -300,7 +301,7 @@ class Store:
             db.execute("DELETE FROM workers WHERE name = ?", (worker,))
             return self._blame(db, rows, marks, keep_s, MOST_DEATHS, "the worker")
 
-    def free_all(self, marks: Mapping[str, int], keep_s: float) -> list[JobRecord]:
+    def free_all(self, marks: Mapping[str, tuple[int, int]], keep_s: float) -> list[JobRecord]:
         """Free every running job: their workers went down with the server, which is hardly ever a job's fault.
 
         A container may be killed whole where one process takes too much memory, though; so there is an end to it.
@@ -314,7 +315,7 @@ class Store:
         self,
         db: sqlite3.Connection,
         rows: list[sqlite3.Row],
-        marks: Mapping[str, int],
+        marks: Mapping[str, tuple[int, int]],
         keep_s: float,
         most: int,
         victim: str,
@@ -322,8 +323,10 @@ class Store:
         """Free jobs whose process died, and answer those that are to blame for it: they have failed."""
         failed = []
         for job in (from_row(JobRecord, row) for row in rows):
-            mark = marks.get(job.id, 0)
-            deaths = 1 if mark > job.death_mark else job.deaths + 1
+            mark, in_flight = marks.get(job.id, (0, 0))
+            # What was being asked about when one process died may be answered by the next, and it gets no further.
+            has_got_on = job.death_mark < 0 or mark > job.death_mark + 2 * in_flight
+            deaths = 1 if has_got_on else job.deaths + 1
             if deaths >= most:
                 error = InferenceFailed(
                     f"{victim} died {deaths} times at the same place of this job (out of memory, or a crash of "

@@ -169,7 +169,7 @@ class Supervisor:
             "bundles": {name: str(model.path) for name, model in self._models.by_name.items()},
         }
 
-    def _marks(self) -> dict[str, int]:
+    def _marks(self) -> dict[str, tuple[int, int]]:
         """How far every job got."""
         return {folder.name: Mark.read(folder) for folder in (self._settings.data / "jobs").iterdir()}
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import struct
 import sys
 import threading
 import time
@@ -34,7 +35,7 @@ IDLE_S = 1.0  # between looks at the queue; the server wakes a worker when there
 BEAT_S = 0.5
 RETRY_S = 10.0  # between attempts to get a device that is not there
 KEPT_ENGINES = 4
-MARK_NAME = "mark"
+MARK_NAME, MARK = "mark", struct.Struct("<qq")
 STUCK = 3  # the exit code of a worker that hangs
 
 
@@ -74,13 +75,14 @@ class Progress:
 class Mark:
     """A file beside the job that always says how far it got: read when its worker has died."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, in_flight: int) -> None:
         self._handle = os.open(folder / MARK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        self._in_flight = in_flight
 
     def set(self, cells: int) -> None:
         """Move on; two microseconds, so that it can be done for every call of the network."""
         with suppress(OSError):  # a full disk: the next strip will tell
-            os.pwrite(self._handle, cells.to_bytes(8, "little"), 0)
+            os.pwrite(self._handle, MARK.pack(cells, self._in_flight), 0)
 
     def __enter__(self) -> Mark:
         return self
@@ -89,12 +91,13 @@ class Mark:
         os.close(self._handle)
 
     @staticmethod
-    def read(folder: Path) -> int:
-        """How far the job in this folder got, in cells of its lattice."""
+    def read(folder: Path) -> tuple[int, int]:
+        """How far the job in this folder got, in cells of its lattice, and how many were being asked about at once."""
         try:
-            return int.from_bytes((folder / MARK_NAME).read_bytes(), "little")
-        except OSError:
-            return 0
+            cells, in_flight = MARK.unpack((folder / MARK_NAME).read_bytes())
+            return cells, in_flight
+        except (OSError, struct.error):
+            return 0, 0
 
 
 class Worker:
@@ -202,7 +205,7 @@ class Worker:
         attempt = settings.job_folder(job.id) / f"attempt-{job.token}"
         try:
             settings.strips_folder(job.id).mkdir(parents=True, exist_ok=True)
-            mark = Mark(settings.job_folder(job.id))
+            mark = Mark(settings.job_folder(job.id), engine.callers * engine.batch)
         except OSError as error:
             raise unwritten(error) from error
         with mark:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,7 +38,7 @@ class AnsweredBlock:
     answers: list[Answers]
 
 
-Report = Callable[[int, int], None]  # lattice cells behind us, of how many; called from one thread
+Report = Callable[[int, int], None]  # lattice cells behind us, of how many; never by two threads at once
 
 
 class Cancelled(Exception):
@@ -63,6 +64,39 @@ def _extend(held: Pixels, source: PixelSource, bottom: int) -> Pixels:
     return Pixels(held.top, np.concatenate([held.cube, fresh.cube]), np.concatenate([held.valid, fresh.valid]))
 
 
+class _InOrder:
+    """Reports how far the network is without a gap, whatever order its answers come in."""
+
+    def __init__(self, report: Report, total: int) -> None:
+        self._report = report
+        self._total = total
+        self._lock = threading.Lock()
+        self._expected: deque[_Milestone] = deque()
+
+    def expect(self, cells: int) -> _Milestone:
+        """One more milestone, after all others: so many cells lie behind us when it and they are reached."""
+        milestone = _Milestone(cells)
+        with self._lock:
+            self._expected.append(milestone)
+        return milestone
+
+    def reach(self, milestone: _Milestone) -> None:
+        """Report the last milestone before which none is missing."""
+        with self._lock:
+            milestone.is_reached = True
+            cells = -1
+            while self._expected and self._expected[0].is_reached:
+                cells = self._expected.popleft().cells
+            if cells >= 0:
+                self._report(cells, self._total)
+
+
+@dataclass
+class _Milestone:
+    cells: int
+    is_reached: bool = False
+
+
 class Classifier:
     """A bundle's engine and as many threads as it wants to be called from."""
 
@@ -80,7 +114,7 @@ class Classifier:
         self._manifest = manifest
         self._plan = plan
         self._clock = clock
-        self._report = report
+        self._progress = _InOrder(report, plan.cells)
         self._stop = stop
         self._checkpoint = checkpoint
 
@@ -112,10 +146,20 @@ class Classifier:
             asked = is_asked[:, cells]
             if asked.any():
                 tile_centers = centers[:, cells][asked]
-                calls.append((tile, callers.submit(self._ask, pixels, group, tile, tile_centers)))
+                milestone = self._progress.expect(plan.cells_before(group) + cells.start * len(is_asked))
+                calls.append((tile, callers.submit(self._ask, pixels, group, tile, tile_centers, milestone)))
+        self._progress.reach(self._progress.expect(plan.cells_before(group + 1)))
         return _PendingGroup(group, centers, is_asked, calls)
 
-    def _ask(self, pixels: Pixels, group: int, tile: int, centers: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _ask(
+        self, pixels: Pixels, group: int, tile: int, centers: NDArray[np.int64], milestone: _Milestone
+    ) -> NDArray[np.float32]:
+        answer = self._answer(pixels, group, tile, centers)
+        self._progress.reach(milestone)
+        return answer
+
+    def _answer(self, pixels: Pixels, group: int, tile: int, centers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """From the checkpoint, where it was asked before, or from the network."""
         if self._stop.is_set():
             raise Cancelled
         if self._checkpoint is None:
@@ -167,8 +211,6 @@ class Classifier:
         for tile, call in pending.calls:
             cells = slice(tile * plan.tile_cols, (tile + 1) * plan.tile_cols)
             probabilities[:, cells][pending.is_asked[:, cells]] = call.result()
-            self._report(plan.cells_before(pending.group) + cells.start * len(pending.is_asked), plan.cells)
-        self._report(plan.cells_before(pending.group + 1), plan.cells)
         return Answers(pending.group, pending.centers, pending.is_asked, probabilities)
 
 
