@@ -15,10 +15,11 @@ import pytest
 import rasterio
 from rasterio.crs import CRS
 from rasterio.io import MemoryFile
+from rasterio.transform import Affine
 
 from service.mapping.scenes import unplaced_is_fine
 from tests.scenes import write_envi, write_tif
-from tests.server import running_server
+from tests.server import part, running_server
 from tests.test_classify_call import WAVELENGTH_LINE, WAVELENGTHS
 from tests.uploads import (
     ASCII,
@@ -719,3 +720,14 @@ def test_a_key_used_twice_at_the_same_time_makes_one_job_and_keeps_one_scene(ser
         assert len(list((server.data / "scenes").iterdir())) == scenes + 1
         server.finished(*jobs)
         server.client.delete(f"/jobs/{jobs.pop()}")
+
+
+def test_a_georeference_without_numbers_is_refused(server, tif, tmp_path):
+    scene = write_tif(
+        tmp_path / "nowhere.tif", np.ones((4, 4, 5), "float32"), transform=Affine(float("nan"), 0, 0, 0, -1, 0)
+    )
+    for address in ("/scenes", "/classify"):
+        with harmless(server, tif):
+            answer = server.client.post(address, files={"scene": part(scene)})
+            assert answer.status_code == 422
+            assert "georeference" in answer.json()["detail"]

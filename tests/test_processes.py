@@ -1,12 +1,15 @@
 """OGC API - Processes 1.0 as its clients see it: every document against the standard's schemas, OWSLib as a client."""
 
 import base64
+import email
+import email.policy
 import re
 import time
 from datetime import datetime, timedelta
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 from owslib.ogcapi.processes import Processes
@@ -367,6 +370,64 @@ def test_raw_outputs_by_reference_are_in_headers(client, scene, outputs):
     assert client.get(found.pop("monitor")).json()["status"] == "successful"
     assert set(found) == set(outputs or OUTPUTS)
     assert client.get(found["classes"]).headers["content-type"] == "image/tiff"
+
+
+def test_several_raw_outputs_by_value_are_parts_of_one_answer(client, scene):
+    outputs = {"classes": {"transmissionMode": "value"}, "summary": {"transmissionMode": "value"}}
+    answer = execute(client, scene, response="raw", outputs=outputs)
+    assert answer.status_code == 200
+    head = f"Content-Type: {answer.headers['content-type']}\r\n\r\n".encode()
+    parts = email.message_from_bytes(head + answer.content, policy=email.policy.HTTP).get_payload()
+    files = f"{answer.headers['location']}/results"
+    assert [part["Content-ID"] for part in parts] == ["classes", "summary"]
+    assert [part.get_content_type() for part in parts] == ["image/tiff", "application/json"]
+    assert client.get(f"{files}/classes.tif").content in answer.content
+    assert client.get(f"{files}/summary.json").content in answer.content
+
+
+def test_results_of_a_caller_who_did_not_wait_are_those_that_were_asked_for(server, client, scene):
+    some = execute(client, scene, prefer="respond-async", response="document", outputs={"classes": {}, "item": {}})
+    raw = execute(client, scene, prefer="respond-async", response="raw", outputs={"preview": {}})
+    for answer in (some, raw):
+        assert server.finished(answer.json()["jobID"])["status"] == "successful"
+    document = client.get(f"{some.headers['location']}/results").json()
+    require("results", document)
+    assert set(document) == {"classes", "item"}
+    assert client.get(f"{raw.headers['location']}/results").headers["content-type"] == "image/png"
+
+
+def test_an_idempotency_key_is_not_for_other_inputs(client, scene):
+    headers = {"Prefer": "respond-async", "Idempotency-Key": "same-key"}
+    inputs = {"scene": {"href": f"/scenes/{scene}"}}
+    first, again, other = (
+        client.post(EXECUTION, json={"inputs": inputs | more}, headers=headers) for more in ({}, {}, {"stride_px": 8})
+    )
+    assert first.json()["jobID"] == again.json()["jobID"]
+    assert "another key" in problem(other, 422)["detail"]
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"{", b"", b"\xff\xfe", b"[" + b"1," * 300_000 + b"1]"])
+def test_a_body_that_is_no_small_json_is_refused_at_once(client, body):
+    answer = client.post(EXECUTION, content=body, headers={"Content-Type": "application/json"})
+    assert problem(answer, answer.status_code)["code"] in ("upload_broken", "scene_too_large")
+    assert answer.status_code in (400, 413)
+
+
+def test_a_large_body_without_a_key_costs_no_memory(tmp_path, bundle_folder):
+    options = ("--bundles", bundle_folder, "--device", "cpu", "--api-keys", "secret")
+    with running_server(tmp_path / "data", *options) as server:
+        before = psutil.Process(server.process.pid).memory_info().rss
+        answer = server.client.post(EXECUTION, content=(b" " * (1 << 20) for _ in range(200)))
+        assert problem(answer, 401)["code"] == "unauthorized"
+        assert psutil.Process(server.process.pid).memory_info().rss - before < 30 << 20
+
+
+def test_a_scene_is_found_behind_a_public_address_with_a_path(tmp_path, bundle_folder, small):
+    options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu")
+    with running_server(tmp_path / "data", *options, "--public-url", "https://maps.example/hs") as server:
+        scene = upload(server.client, small)
+        for href in (f"/scenes/{scene}", f"/hs/scenes/{scene}", f"https://maps.example/hs/scenes/{scene}"):
+            assert with_inputs(server.client, scene={"href": href}).status_code == 201
 
 
 def test_a_caller_who_does_not_wait_gets_the_job_and_its_address(server, client, scene):

@@ -55,16 +55,17 @@ class Load:
         self.statuses: Counter[int] = Counter()
         self.maps: Counter[bytes] = Counter()
         self.jobs: list[str] = []
+        self._last = 0.0
 
     def run(self, clients: int, seconds: float) -> float:
         """Scenes a second, counted until the last answer is in."""
-        began = time.monotonic()
+        began, earlier = time.monotonic(), self.statuses[200]
         threads = [threading.Thread(target=self._post, args=(began + seconds,)) for _ in range(clients)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return self.statuses[200] / (time.monotonic() - began)
+        return (self.statuses[200] - earlier) / (self._last - began)
 
     def _post(self, deadline: float) -> None:
         with httpx.Client(base_url=self._server.url, timeout=300) as client:
@@ -72,6 +73,7 @@ class Load:
                 answer = client.post("/classify", files={"scene": self._part})
                 self.statuses[answer.status_code] += 1
                 if answer.status_code == 200:
+                    self._last = time.monotonic()
                     self.maps[answer.content] += 1
                     self.jobs.append(answer.headers["location"])
                 else:
@@ -79,22 +81,26 @@ class Load:
 
 
 def test_many_callers_at_once_lose_nothing(tmp_path, scene, is_measured):
-    clients, seconds = (32, 60) if is_measured else (8, 3)
-    before = library_rate(scene, tmp_path, 15 if is_measured else 1)
+    # Rounds, since the machine's speed changes from minute to minute: a minute of load in all where it is measured.
+    clients, seconds, alone_s, rounds = (32, 15, 10, 4) if is_measured else (8, 3, 0.5, 1)
+    ratios = []
     with running_server(tmp_path / "data", "--max-waiting", 20 if is_measured else 4) as server:
         load = Load(server, scene)
-        rate = load.run(clients, seconds)
+        for _ in range(rounds):
+            before = library_rate(scene, tmp_path, alone_s)
+            rate = load.run(clients, seconds)
+            after = library_rate(scene, tmp_path, alone_s)
+            ratios.append(2 * rate / (before + after))
         finished = server.client.get("/health").json()["jobs"]
-    after = library_rate(scene, tmp_path, 15 if is_measured else 1)
     assert set(load.statuses) <= {200, 429}
     assert len(load.maps) == 1  # the same scene, the same map
     assert finished == {"successful": load.statuses[200]}
     assert len(set(load.jobs)) == load.statuses[200]
     if is_measured:
-        alone = statistics.mean([before, after])
         print(
-            f"\n{clients} clients, {seconds} s: {dict(load.statuses)}; {rate:.2f} scenes/s; the library alone "
-            f"{before:.2f} before and {after:.2f} after; ratio {rate / alone:.2f}"
+            f"\n{clients} clients, {rounds} rounds of {seconds} s: {dict(load.statuses)}; scenes a second, to the "
+            f"library alone before and after: {', '.join(f'{ratio:.2f}' for ratio in ratios)}; "
+            f"median {statistics.median(ratios):.2f}"
         )
 
 
