@@ -50,7 +50,7 @@ class Service:
         await asyncio.to_thread(self.store.count, "upload_bytes_total", received_bytes)
 
     async def not_ready_reasons(self) -> list[str]:
-        """Why no work can be done; looked at anew after some seconds, since probes come often and from anybody."""
+        """Why no work can be done; looked at twice a second at most, since probes come often and from anybody."""
         if time.monotonic() - self._readiness.looked > READINESS_S:
             self._readiness.reasons = await asyncio.to_thread(not_ready_reasons, self.settings, self.store)
             self._readiness.looked = time.monotonic()
