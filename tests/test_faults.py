@@ -71,6 +71,7 @@ def test_sigterm_keeps_what_is_done_and_the_job_goes_on_at_the_next_start(tmp_pa
         began = time.monotonic()
         assert server.stop() == 0
         assert time.monotonic() - began < 10
+        assert "Fatal" not in server.log.read_text()
     kept = {path.name: path.stat().st_mtime_ns for path in strips.rglob("*.npz")}
     assert len(kept) >= 3
     with running_server(tmp_path / "data", *options) as server:

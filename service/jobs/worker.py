@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -35,6 +34,7 @@ IDLE_S = 1.0  # between looks at the queue; the server wakes a worker when there
 BEAT_S = 0.5
 RETRY_S = 10.0  # between attempts to get a device that is not there
 KEPT_ENGINES = 4
+STANDARD_INPUT = 0
 MARK_NAME, MARK = "mark", struct.Struct("<qq")
 STUCK = 3  # the exit code of a worker that hangs
 
@@ -303,15 +303,27 @@ class Worker:
 
 
 def _obey(worker: Worker) -> None:
-    """A line on standard input wakes the worker; its end means that the server is gone, so the worker ends at once."""
-    for _ in sys.stdin.buffer:
+    """A byte on standard input wakes the worker; its end means that the server is gone, so the worker ends at once."""
+    while os.read(STANDARD_INPUT, 4096):
         worker.wake()
     os._exit(0)  # finished strips lie on disk; the next server frees the job
 
 
+def _read_orders() -> dict[str, Any]:
+    """The first line of standard input; unbuffered, since a thread that waits in a buffer cannot be left behind."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(STANDARD_INPUT, 1)
+        if not byte:  # the server died before it gave any
+            sys.exit()
+        line += byte
+    orders: dict[str, Any] = json.loads(line)
+    return orders
+
+
 def main() -> None:
     """Work for the server whose settings stand in the first line of standard input."""
-    orders = json.loads(sys.stdin.buffer.readline())
+    orders = _read_orders()
     settings = Settings.model_validate(orders["settings"])
     logs.set_up_logs(settings.log_level)
     os.nice(5)  # the server's answers come first
