@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -203,6 +204,8 @@ class Worker:
         self._store.note_provider(job, engine.device, engine.provider)
         # An attempt of its own: a worker that lost the job and does not know it yet writes elsewhere.
         attempt = settings.job_folder(job.id) / f"attempt-{job.token}"
+        for left_behind in settings.job_folder(job.id).glob("attempt-*"):  # by a worker that was killed
+            rmtree(left_behind, ignore_errors=True)
         try:
             settings.strips_folder(job.id).mkdir(parents=True, exist_ok=True)
             mark = Mark(settings.job_folder(job.id), engine.callers * engine.batch)
