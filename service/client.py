@@ -72,12 +72,14 @@ class Client:
         total = sum(file.stat().st_size for file in files)
         # A large file is flushed to the server's disk and looked at before there is an answer.
         timeout = httpx.Timeout(SUBMIT_S, connect=CONNECT_S)
-        for attempt in range(1000):
+        broken = 0
+        for _ in range(1000):
             with _opened(files, total, sent) as parts, self._told():
                 try:
                     answer = self._http.post("/classify", files=parts, data=form, headers=headers, timeout=timeout)
                 except httpx.TransportError:
-                    if attempt >= 2:
+                    broken += 1
+                    if broken > 2:
                         raise
                     time.sleep(1)
                     continue
@@ -103,16 +105,17 @@ class Client:
 
     def _get(self, job: str, path: str, target: Path | None = None) -> httpx.Response:
         """An answer, into a file if there is one. A server that starts anew, or a line that breaks, is waited for."""
-        heard = time.monotonic()
+        began = heard = time.monotonic()
         while True:
             with self._told(job):
                 try:
                     with self._http.stream("GET", path) as answer:
+                        heard = time.monotonic()
                         if target is not None and answer.is_success:
                             _write(answer, target)
                         else:
                             answer.read()
-                    if answer.status_code not in PASSING or time.monotonic() - heard > PATIENCE_S:
+                    if answer.status_code not in PASSING or time.monotonic() - began > PATIENCE_S:
                         return answer
                 except httpx.TransportError:
                     if time.monotonic() - heard > PATIENCE_S:

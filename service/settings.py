@@ -61,7 +61,7 @@ class Settings(BaseSettings):
     min_free_bytes: ByteSize = Field(
         _bytes("1GB"), ge=0, description="free disk below which no work is taken, in bytes"
     )
-    lease_s: float = Field(15, gt=1, description="silence after which a worker counts as dead, in seconds")
+    lease_s: float = Field(15, ge=2, description="silence after which a worker counts as dead, in seconds")
     stall_s: float = Field(900, gt=0, description="silence of the network after which a worker is ended, in seconds")
     stop_s: float = Field(8, gt=0, description="longest shutdown, in seconds")
 
@@ -113,6 +113,10 @@ class Settings(BaseSettings):
     def database(self) -> Path:
         """The one SQLite file."""
         return self.data / "hyperscene.sqlite"
+
+    def breath_file(self, worker: str) -> Path:
+        """The file whose time says when a worker was last alive."""
+        return self.data / "workers" / worker
 
     def scene_folder(self, scene_id: str) -> Path:
         """Where an uploaded scene lies."""

@@ -25,7 +25,7 @@ from service.api.results import (
     zip_response,
 )
 from service.api.watch import Stopping
-from service.errors import NotReady, ServiceError
+from service.errors import NoSuchJob, NotReady, ServiceError
 from service.jobs.records import JobRecord
 
 # Larger outputs are given by reference even where a value was asked for: base64 of them would fill the memory.
@@ -83,9 +83,12 @@ def _with_values(service: Service, job: JobRecord, wanted: Wanted, links: dict[s
     for name, mode in wanted.outputs.items():
         file, media_type, _ = OUTPUTS[name]
         path = service.settings.results_folder(job.id) / file
-        if mode != "value" or path.stat().st_size > INLINE_BYTES:
-            continue
-        content = path.read_bytes()
+        try:
+            if mode != "value" or path.stat().st_size > INLINE_BYTES:
+                continue
+            content = path.read_bytes()
+        except OSError as error:
+            raise NoSuchJob(f"the results of job {job.id} were removed: send the scene again") from error
         if media_type.endswith("json"):
             document[name] = {"value": json.loads(content), "mediaType": media_type}
         else:
@@ -163,7 +166,7 @@ async def answer_when_done(
         response = await make(found)
     except Stopping:
         stopping = NotReady(f"the server shuts down; the job goes on after its next start: ask {address} then")
-        stopping.headers = headers
+        stopping.headers = headers | {"Retry-After": "10"}
         raise stopping from None
     except ServiceError as error:
         error.headers = headers

@@ -43,6 +43,7 @@ from service.api.problems import problems, unusable
 from service.api.results import BINARY, FILES
 from service.api.uploads import read_json
 from service.errors import NoSuchProcess, RequestUnusable
+from service.jobs.admission import JobRequest
 from service.jobs.records import JobRecord
 
 router = APIRouter(tags=["OGC API - Processes"])
@@ -281,15 +282,26 @@ def _submit(
 ) -> JobRecord:
     inputs = {name: _value(given) for name, given in execution.inputs.items() if name != "scene"}
     asked = job_request(inputs)
-    scene = service.admission.find_scene(_scene_id(execution.inputs.get("scene"), base), owner)
-    made = service.store.job_by_key(owner, key) if key else None
-    if made is None:
+    scene_id = _scene_id(execution.inputs.get("scene"), base)
+    job = service.store.job_by_key(owner, key) if key else None
+    if job is None:
         service.admission.require_queue()
-        return service.admission.submit(scene, asked, owner, key, request_id, execution=asdict(wanted))
-    model, options = service.admission.check(scene, asked)
-    if (made.scene_id, made.model, made.options) != (scene.id, model.name, asdict(options)):
-        raise RequestUnusable("this Idempotency-Key made a job with other inputs: use another key")
-    return made
+        scene = service.admission.find_scene(scene_id, owner)
+        job = service.admission.submit(scene, asked, owner, key, request_id, execution=asdict(wanted))
+    if not _is_job_of(job, scene_id, asked, wanted):
+        raise RequestUnusable("this Idempotency-Key made a job with other inputs or outputs: use another key")
+    return job
+
+
+def _is_job_of(job: JobRecord, scene_id: str, asked: JobRequest, wanted: Wanted) -> bool:
+    """Whether a job is what was asked for; what the caller left to us may have been chosen otherwise since."""
+    chosen = {"stride_px": asked.stride_px, "blend": asked.blend, "probability_type": asked.probability_type}
+    return (
+        job.scene_id == scene_id
+        and job.model == (asked.model or job.model)
+        and all(job.options[name] == value for name, value in chosen.items() if value)
+        and job.execution == asdict(wanted)
+    )
 
 
 def _value(given: Any) -> Any:

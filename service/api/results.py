@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 import zipfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fastapi import Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
@@ -75,19 +76,20 @@ def zip_response(service: Service, job: JobRecord, request: Request | None = Non
     """Every file in one zip, made while it is sent."""
     headers = {"Content-Disposition": f'attachment; filename="{ZIP_NAME}"'}
     is_head = request is not None and request.method == "HEAD"
-    pieces = iter(()) if is_head else zip_folder(service.settings.results_folder(job.id))
+    pieces = iter(()) if is_head else zip_files(open_results(service, job, OUTPUTS))
     return StreamingResponse(pieces, media_type=ZIP_TYPE, headers=headers)
 
 
 def multipart_response(service: Service, job: JobRecord, outputs: Iterable[str]) -> Response:
     """Several outputs by value: a part each, read while they are sent."""
     boundary = boundary_of(job)
+    files = open_results(service, job, outputs)
 
     def pieces() -> Iterator[bytes]:
-        for output in outputs:
-            name, media_type, _ = OUTPUTS[output]
+        for output, file in files.items():
+            media_type = OUTPUTS[output][1]
             yield f"--{boundary}\r\nContent-Type: {media_type}\r\nContent-ID: {output}\r\n\r\n".encode()
-            with (service.settings.results_folder(job.id) / name).open("rb") as file:
+            with file:
                 while data := file.read(READ_BYTES):
                     yield data
             yield b"\r\n"
@@ -124,13 +126,23 @@ class _Pipe:
         return data
 
 
-def zip_folder(folder: Path) -> Iterator[bytes]:
-    """The folder's files as a zip, a piece at a time; stored, since the rasters are packed already."""
+def open_results(service: Service, job: JobRecord, outputs: Iterable[str]) -> dict[str, BinaryIO]:
+    """Files of a finished job, open: a job that is dismissed meanwhile is still sent whole."""
+    folder = service.settings.results_folder(job.id)
+    try:
+        return {output: (folder / OUTPUTS[output][0]).open("rb") for output in outputs}
+    except OSError as error:
+        raise NoSuchJob(f"the results of job {job.id} were removed: send the scene again") from error
+
+
+def zip_files(files: dict[str, BinaryIO]) -> Iterator[bytes]:
+    """Results as a zip, a piece at a time; stored, since the rasters are packed already."""
     pipe = _Pipe()
     with zipfile.ZipFile(pipe, "w", zipfile.ZIP_STORED) as archive:  # type: ignore[call-overload]
-        for path in sorted(folder.iterdir()):
-            entry = zipfile.ZipInfo.from_file(path, path.name)
-            with path.open("rb") as file, archive.open(entry, "w", force_zip64=True) as target:
+        for output, file in files.items():
+            entry = zipfile.ZipInfo(OUTPUTS[output][0], time.gmtime(os.fstat(file.fileno()).st_mtime)[:6])
+            entry.external_attr = 0o644 << 16
+            with file, archive.open(entry, "w", force_zip64=True) as target:
                 while data := file.read(READ_BYTES):
                     target.write(data)
                     yield pipe.take()

@@ -42,6 +42,8 @@ def sweep(settings: Settings, store: Store) -> None:
             rmtree(folder, ignore_errors=True)
         elif jobs[folder.name] == "successful":
             drop_work(settings, folder.name)
+        elif jobs[folder.name] in ("failed", "dismissed") and (job := store.job(folder.name)):
+            drop_job(settings, store, job)
 
 
 def _ours(folder: Path) -> list[Path]:

@@ -100,6 +100,8 @@ class _Child:
                 break
             except OSError:
                 self._drop()
+        else:
+            return None
         line = self._read_line(time.monotonic() + LOOK_S)
         if line is None:
             self._drop()

@@ -62,6 +62,7 @@ class JobRecord:
     lease_until: float | None = None
     resumes: int = 0
     deaths: int = 0  # of workers, one after the other, that did not get beyond `death_mark`
+    crashes: int = 0  # of the server, in the same way
     death_mark: int = -1
     error_code: str | None = None
     error_status: int | None = None

@@ -40,8 +40,8 @@ MIGRATIONS = (
         updated REAL NOT NULL, started REAL, finished REAL, expires REAL, version INTEGER NOT NULL,
         cells_done INTEGER NOT NULL, cells_total INTEGER NOT NULL, seconds_left REAL, worker TEXT, device TEXT,
         provider TEXT, token TEXT, lease_until REAL, resumes INTEGER NOT NULL, deaths INTEGER NOT NULL,
-        death_mark INTEGER NOT NULL, error_code TEXT, error_status INTEGER, error_detail TEXT, seconds TEXT NOT NULL,
-        execution TEXT NOT NULL,        idempotency_key TEXT, request_id TEXT
+        crashes INTEGER NOT NULL, death_mark INTEGER NOT NULL, error_code TEXT, error_status INTEGER,
+        error_detail TEXT, seconds TEXT NOT NULL, execution TEXT NOT NULL, idempotency_key TEXT, request_id TEXT
     );
     CREATE INDEX jobs_by_status ON jobs (status, created);
     CREATE INDEX jobs_by_owner ON jobs (owner, created);
@@ -299,7 +299,7 @@ class Store:
         with self.transaction() as db:
             rows = db.execute("SELECT * FROM jobs WHERE status = 'running' AND worker = ?", (worker,)).fetchall()
             db.execute("DELETE FROM workers WHERE name = ?", (worker,))
-            return self._blame(db, rows, marks, keep_s, MOST_DEATHS, "the worker")
+            return self._blame(db, rows, marks, keep_s, "deaths", MOST_DEATHS, "the worker")
 
     def free_all(self, marks: Mapping[str, tuple[int, int]], keep_s: float) -> list[JobRecord]:
         """Free every running job: their workers went down with the server, which is hardly ever a job's fault.
@@ -309,7 +309,7 @@ class Store:
         with self.transaction() as db:
             rows = db.execute("SELECT * FROM jobs WHERE status = 'running'").fetchall()
             db.execute("DELETE FROM workers")
-            return self._blame(db, rows, marks, keep_s, MOST_CRASHES, "the server")
+            return self._blame(db, rows, marks, keep_s, "crashes", MOST_CRASHES, "the server")
 
     def _blame(
         self,
@@ -317,6 +317,7 @@ class Store:
         rows: list[sqlite3.Row],
         marks: Mapping[str, tuple[int, int]],
         keep_s: float,
+        counter: str,
         most: int,
         victim: str,
     ) -> list[JobRecord]:
@@ -324,20 +325,22 @@ class Store:
         failed = []
         for job in (from_row(JobRecord, row) for row in rows):
             mark, in_flight = marks.get(job.id, (0, 0))
-            # What was being asked about when one process died may be answered by the next, and it gets no further.
-            has_got_on = job.death_mark < 0 or mark > job.death_mark + 2 * in_flight
-            deaths = 1 if has_got_on else job.deaths + 1
-            if deaths >= most:
+            # What was being asked about when one process died may be answered by the next, which gets no further. One
+            # that is far behind began anew, with another device, say.
+            has_moved = job.death_mark < 0 or abs(mark - job.death_mark) > 2 * in_flight
+            count = 1 if has_moved else getattr(job, counter) + 1
+            if count >= most:
                 error = InferenceFailed(
-                    f"{victim} died {deaths} times at the same place of this job (out of memory, or a crash of "
+                    f"{victim} died {count} times at the same place of this job (out of memory, or a crash of "
                     f"{job.provider or 'the engine'}): report the job's id, {job.id}"
                 )
                 self._end_failed(db, job, error, keep_s)
                 failed.append(job)
             else:
+                counts = {"deaths": 0, "crashes": 0} if has_moved else {}
                 _update(
-                    db, job.id, status="accepted", token=None, lease_until=None, worker=None, deaths=deaths,
-                    death_mark=max(mark, job.death_mark), seconds_left=None,
+                    db, job.id, status="accepted", token=None, lease_until=None, worker=None, seconds_left=None,
+                    death_mark=mark if has_moved else max(mark, job.death_mark), **counts | {counter: count},
                 )  # fmt: skip
         return failed
 
@@ -429,6 +432,7 @@ class StoreBusy(ServiceError):
 
     code = "not_ready"
     status = 503
+    headers: Mapping[str, str] = {"Retry-After": "5"}
 
 
 class StoreUnusable(ServiceError):

@@ -26,6 +26,7 @@ log = logging.getLogger("hyperscene.supervisor")
 
 SHORT_LIFE_S, SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 0.2, 10.0
 LOOK_EVERY_S = 1.0
+START_S = 60.0  # until a worker's first breath
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,17 @@ class Supervisor:
             self._is_stopping.wait(pause_s)
 
     def _live_once(self, slot: Slot) -> None:
+        self._breathe(slot)
         child = self._spawn(slot)
         self._children[slot.name] = child
-        if self._is_stopping.is_set():
-            child.terminate()
-        code = self._wait_for_end(slot, child)
+        try:
+            if self._is_stopping.is_set():
+                child.terminate()
+            code = self._wait_for_end(slot, child)
+        finally:
+            if child.poll() is None:  # never two workers in one slot
+                child.kill()
+                child.wait()
         if self._is_stopping.is_set():
             return
         log.error("worker %s ended with %s: starting another", slot.name, code, extra={"worker": slot.name})
@@ -128,15 +135,22 @@ class Supervisor:
         for job in failed or []:
             drop_job(self._settings, self._store, job)
 
+    def _breathe(self, slot: Slot) -> None:
+        path = self._settings.breath_file(slot.name)
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+
     def _wait_for_end(self, slot: Slot, child: subprocess.Popen[bytes]) -> int:
         """A worker's exit code; one that fell silent is ended."""
+        path = self._settings.breath_file(slot.name)
+        began = path.stat().st_mtime
         while True:
             try:
                 return child.wait(LOOK_EVERY_S)
             except subprocess.TimeoutExpired:
-                record = next((worker for worker in self._store.workers() if worker.name == slot.name), None)
-                is_silent = record is not None and time.time() - record.heartbeat > self._settings.lease_s
-                if is_silent and record is not None and record.pid == child.pid and not self._is_stopping.is_set():
+                breath = path.stat().st_mtime
+                patience_s = self._settings.lease_s if breath > began else max(START_S, self._settings.lease_s)
+                if time.time() - breath > patience_s and not self._is_stopping.is_set():
                     log.error("worker %s fell silent", slot.name, extra={"worker": slot.name})
                     child.kill()
 

@@ -20,7 +20,7 @@ from typing import Any
 from model.bundle import Bundle, BundleRefused, load_bundle
 from service import logs
 from service.errors import InferenceFailed, InternalError, NotReady, ServiceError, StorageFull, unwritten
-from service.jobs.disk import drop_job, drop_work, flush_folder
+from service.jobs.disk import drop_job, drop_work, flush, flush_folder
 from service.jobs.records import JobRecord, WorkerRecord
 from service.jobs.store import Store, StoreBusy
 from service.mapping.classify import Cancelled
@@ -44,7 +44,8 @@ class Progress:
     """How far the job at hand is, for the thread that tells the store."""
 
     def __init__(self, done: int = 0, total: int = 0, mark: Mark | None = None) -> None:
-        self.done, self.total = done, total
+        self.done, self.total = done, total  # for people: an earlier run may have been further
+        self._run = 0  # of this run alone
         self._moved = time.monotonic()
         self._mark = mark
         self._first: tuple[float, int] | None = None
@@ -53,16 +54,16 @@ class Progress:
         """Called by the mapping, often."""
         if self._first is None:
             self._first = time.monotonic(), done
-        if done > self.done:
-            self._moved = time.monotonic()
+        self._moved = time.monotonic()
+        self._run = max(done, self._run)
         self.done, self.total = max(done, self.done), total
         if self._mark is not None:
-            self._mark.set(self.done)
+            self._mark.set(self._run)
 
     @property
     def quiet_s(self) -> float:
         """How long the network has been silent, while it still has something to say."""
-        return time.monotonic() - self._moved if self._first is not None and self.done < self.total else 0.0
+        return time.monotonic() - self._moved if self._run < self.total or self.total == 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
@@ -134,6 +135,7 @@ class Worker:
     def run(self, default_model: str) -> None:
         """Work until told to stop."""
         threading.Thread(target=self._beat_forever, name="hyperscene-heartbeat", daemon=True).start()
+        threading.Thread(target=self._breathe_forever, name="hyperscene-breath", daemon=True).start()
         while not self._is_stopping.is_set() and not self._is_ready(default_model):
             self._is_stopping.wait(RETRY_S)
         while not self._is_stopping.is_set():
@@ -201,9 +203,11 @@ class Worker:
             raise InternalError(f"the scene of job {job.id} is gone: send it again")
         scene = open_scene(settings.scene_folder(scene_record.id) / scene_record.file, settings.limits)
         bundle, engine = self._engine(job.model)
-        self._store.note_provider(job, engine.device, engine.provider)
+        self._insist(lambda: self._store.note_provider(job, engine.device, engine.provider))
         # An attempt of its own: a worker that lost the job and does not know it yet writes elsewhere.
         attempt = settings.job_folder(job.id) / f"attempt-{job.token}"
+        if not self._insist(lambda: self._store.renew(job, settings.lease_s, job.cells_done, job.cells_total, None)):
+            raise Cancelled
         for left_behind in settings.job_folder(job.id).glob("attempt-*"):  # by a worker that was killed
             rmtree(left_behind, ignore_errors=True)
         try:
@@ -229,14 +233,16 @@ class Worker:
         results = self._settings.results_folder(job.id)
 
         def publish() -> None:
-            rmtree(results, ignore_errors=True)
-            attempt.rename(results)
+            if attempt.is_dir():  # not yet: a full disk may have undone the record, and this is another try
+                rmtree(results, ignore_errors=True)
+                attempt.rename(results)
+                flush(results.parent)
 
         return self._store.succeed(job, summary, self._settings.keep_results_s, publish)
 
     def _stop_work(self, job: JobRecord, error: Exception) -> None:
         """Work that did not come to its end: the job is released, left, or failed."""
-        if self._is_stopping.is_set() and self._cancelled.is_set():
+        if (self._is_stopping.is_set() and self._cancelled.is_set()) or isinstance(error, StoreBusy):
             self._insist(lambda: self._store.release(job))
             log.info("released", extra={"worker": self._name})
             return
@@ -249,7 +255,8 @@ class Worker:
         # The disk is freed first: the store may need the room to say that there was none.
         rmtree(self._settings.job_folder(job.id), ignore_errors=True)
         if self._insist(lambda: self._store.fail(job, refusal, self._settings.keep_results_s)):
-            drop_job(self._settings, self._store, job)
+            with suppress(ServiceError):  # the next start sweeps
+                drop_job(self._settings, self._store, job)
 
     def _refusal(self, job: JobRecord, error: Exception) -> ServiceError:
         if isinstance(error, ServiceError):
@@ -281,6 +288,13 @@ class Worker:
         self._state = replace(state, heartbeat=time.time())
         self._store.beat(self._state)
 
+    def _breathe_forever(self) -> None:
+        """Show that the process is alive, on a file and not in the store, which may be held or on a full disk."""
+        while True:
+            with suppress(OSError):
+                os.utime(self._settings.breath_file(self._name))
+            time.sleep(BEAT_S)
+
     def _beat_forever(self) -> None:
         while True:
             try:
@@ -301,7 +315,7 @@ class Worker:
             if progress.quiet_s > self._settings.stall_s:
                 log.error("stuck for %.0f s: ending", progress.quiet_s, extra={"worker": self._name, "job_id": job.id})
                 os._exit(STUCK)
-        if time.time() - self._state.heartbeat > 4 * BEAT_S:
+        if time.time() - self._state.heartbeat > min(4 * BEAT_S, self._settings.lease_s / 4):
             self._tell(self._state)
 
 

@@ -130,7 +130,7 @@ def open_checkpoint(folder: Path, scene: Scene, bundle: Bundle, engine: Engine, 
     try:
         for other in folder.glob("*"):
             if other.name != name:
-                shutil.rmtree(other)
+                shutil.rmtree(other, ignore_errors=True)  # a worker that lost the job may still write there
         (folder / name).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritten(error) from error
