@@ -96,6 +96,15 @@ def test_sigterm_right_after_a_job_began_does_not_fail_it(tmp_path, long_scene, 
     assert status_in_store(server, job) == "accepted"
 
 
+def test_a_job_that_begins_anew_with_another_batch_is_not_taken_for_stuck(tmp_path, long_scene):
+    with running_server(tmp_path / "data", "--device", "cpu", "--strip-px", 16) as server:
+        job = server.submit(long_scene)
+        wait_for(lambda: server.job(job)["progress"] > 80)
+    with running_server(tmp_path / "data", "--device", "cpu", "--batch", 8, "--stall-s", 3) as server:
+        assert server.finished(job)["status"] == "successful"
+        assert "stuck" not in server.log.read_text()
+
+
 def status_in_store(server, job):
     with contextlib.closing(sqlite3.connect(server.data / "hyperscene.sqlite")) as db:
         return db.execute("SELECT status FROM jobs WHERE id = ?", (job,)).fetchone()[0]

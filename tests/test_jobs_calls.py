@@ -1,7 +1,9 @@
 """Jobs over HTTP: status, results with ranges, events, dismissal, expiry, several devices."""
 
+import io
 import json
 import shutil
+import zipfile
 
 import httpx
 import numpy as np
@@ -207,6 +209,17 @@ def test_dismissing_a_finished_job_drops_its_results(server, client, tif):
     assert client.delete(f"/jobs/{job_id}").json()["status"] == "dismissed"
     assert not (server.data / "jobs" / job_id).exists()
     assert client.get(f"/jobs/{job_id}/results/classes.tif").status_code == 404
+
+
+def test_results_that_are_being_read_are_sent_whole_though_the_job_is_dismissed(server, client, tif):
+    job_id = server.submit(tif)
+    server.finished(job_id)
+    with client.stream("GET", f"/jobs/{job_id}/results/results.zip") as answer:
+        client.delete(f"/jobs/{job_id}")
+        content = answer.read()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        assert archive.testzip() is None
+        assert sorted(archive.namelist()) == sorted(RESULTS)
 
 
 def test_a_caller_that_goes_away_does_not_stop_the_job(demo_server, large_scene):

@@ -406,6 +406,20 @@ def test_an_idempotency_key_is_not_for_other_inputs(client, scene):
     assert "another key" in problem(other, 422)["detail"]
 
 
+def test_a_key_answers_its_job_though_the_scene_is_gone_and_settings_changed(tmp_path, bundle_folder, small):
+    options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu")
+    headers = {"Prefer": "respond-async", "Idempotency-Key": "kept"}
+    with running_server(tmp_path / "data", *options) as server:
+        body = {"inputs": {"scene": {"href": f"/scenes/{upload(server.client, small)}"}}}
+        job = server.client.post(EXECUTION, json=body, headers=headers).json()["jobID"]
+        server.finished(job)
+        assert server.client.delete(body["inputs"]["scene"]["href"]).status_code == 204
+    with running_server(tmp_path / "data", *options, "--strip-px", 32) as server:
+        assert server.client.post(EXECUTION, json=body, headers=headers).json()["jobID"] == job
+        other = {**body, "outputs": {"classes": {}}}
+        assert problem(server.client.post(EXECUTION, json=other, headers=headers), 422)["code"] == "request_unusable"
+
+
 @pytest.mark.parametrize("body", [b"[" * 100_000, b"{", b"", b"\xff\xfe", b"[" + b"1," * 300_000 + b"1]"])
 def test_a_body_that_is_no_small_json_is_refused_at_once(client, body):
     answer = client.post(EXECUTION, content=body, headers={"Content-Type": "application/json"})
