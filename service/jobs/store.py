@@ -427,6 +427,16 @@ class Store:
         return [(row["name"], json.loads(row["labels"]), row["value"]) for row in rows]
 
 
+def insist(work: Callable[[], Any], is_stopping: threading.Event) -> Any:
+    """Tell the store, however long its disk stays full or somebody holds it; None where there is no more time."""
+    while True:
+        try:
+            return work()
+        except (StorageFull, StoreBusy):
+            if is_stopping.wait(1.0):
+                return None
+
+
 class StoreBusy(ServiceError):
     """Another process holds the store for longer than it should."""
 

@@ -14,10 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from service.errors import StorageFull
 from service.jobs.disk import drop_job
 from service.jobs.models import Models
-from service.jobs.store import Store, StoreBusy
+from service.jobs.store import Store, insist
 from service.jobs.worker import Mark
 from service.mapping.engines import cores
 from service.settings import Settings, child_environment
@@ -188,9 +187,4 @@ class Supervisor:
         return {folder.name: Mark.read(folder) for folder in (self._settings.data / "jobs").iterdir()}
 
     def _insist(self, work: Callable[[], Any]) -> Any:
-        while True:
-            try:
-                return work()
-            except (StorageFull, StoreBusy):
-                if self._is_stopping.wait(1.0):
-                    return None
+        return insist(work, self._is_stopping)

@@ -22,7 +22,7 @@ from service import logs
 from service.errors import InferenceFailed, InternalError, NotReady, ServiceError, StorageFull, unwritten
 from service.jobs.disk import drop_job, drop_work, flush, flush_folder
 from service.jobs.records import JobRecord, WorkerRecord
-from service.jobs.store import Store, StoreBusy
+from service.jobs.store import Store, StoreBusy, insist
 from service.mapping.classify import Cancelled
 from service.mapping.engines import Device, Engine, make_engine
 from service.mapping.pipeline import MapOptions, map_scene
@@ -276,13 +276,7 @@ class Worker:
         log.info("left: %s", current.status if current else "expired", extra={"worker": self._name})
 
     def _insist(self, work: Callable[[], Any]) -> Any:
-        """Tell the store, however long its disk stays full or somebody holds it."""
-        while True:
-            try:
-                return work()
-            except (StorageFull, StoreBusy):
-                if self._is_stopping.wait(1.0):
-                    return None
+        return insist(work, self._is_stopping)
 
     def _tell(self, state: WorkerRecord) -> None:
         self._state = replace(state, heartbeat=time.time())
