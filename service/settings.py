@@ -18,10 +18,6 @@ Words = Annotated[tuple[str, ...], NoDecode]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode]
 
 
-def _bytes(text: str) -> ByteSize:
-    return ByteSize._validate(text, None)  # type: ignore[arg-type]
-
-
 class Settings(BaseSettings):
     """What an operator may set; sizes read as 20GB, 512MiB or plain bytes."""
 
@@ -40,9 +36,9 @@ class Settings(BaseSettings):
     batch: int = Field(0, ge=0, description="patches a call, a count (16, or 256 on a GPU)")
     strip_px: int = Field(0, ge=0, description="rows of a strip, the unit of checkpoints, in pixels (by memory)")
 
-    max_upload_bytes: ByteSize = Field(_bytes("50GB"), gt=0, description="largest upload, in bytes")
-    max_unpacked_bytes: ByteSize = Field(_bytes("500GB"), gt=0, description="largest scene when unpacked, in bytes")
-    max_header_bytes: ByteSize = Field(_bytes("16MB"), gt=0, description="longest ENVI header, in bytes")
+    max_upload_bytes: ByteSize = Field(ByteSize(50 * 10**9), gt=0, description="largest upload, in bytes")
+    max_unpacked_bytes: ByteSize = Field(ByteSize(500 * 10**9), gt=0, description="largest scene, unpacked, in bytes")
+    max_header_bytes: ByteSize = Field(ByteSize(16 * 10**6), gt=0, description="longest ENVI header, in bytes")
     max_pixels: int = Field(1_000_000_000, gt=0, description="largest scene, in pixels")
     max_bands: int = Field(2_000, gt=0, description="most bands of a scene, a count")
     max_waiting: int = Field(100, gt=0, description="most jobs that wait, a count; more are told to come back")
@@ -59,7 +55,7 @@ class Settings(BaseSettings):
         7 * 86400, gt=0, le=CENTURY_S, description="how long uploaded scenes are kept, in seconds"
     )
     min_free_bytes: ByteSize = Field(
-        _bytes("1GB"), ge=0, description="free disk below which no work is taken, in bytes"
+        ByteSize(10**9), ge=0, description="free disk below which no work is taken, in bytes"
     )
     lease_s: float = Field(15, ge=2, description="silence after which a worker counts as dead, in seconds")
     stall_s: float = Field(900, gt=0, description="silence of the network after which a worker is ended, in seconds")

@@ -195,7 +195,7 @@ def test_a_dismissed_job_stops_within_a_second_and_frees_its_disk(demo_server, l
     answer = client.delete(f"/jobs/{job_id}")
     assert answer.json()["status"] == "dismissed"
     next_job = demo_server.submit(large_scene, stride_px="8")
-    wait_for(lambda: client.get(f"/jobs/{next_job}").json()["status"] != "accepted", within_s=5)
+    wait_for(lambda: client.get(f"/jobs/{next_job}").json()["status"] != "accepted", within_s=2)
     assert demo_server.finished(next_job)["status"] == "successful"
     assert not (demo_server.data / "jobs" / job_id).exists()
     assert not (demo_server.data / "scenes" / scene_id).exists()

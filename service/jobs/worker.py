@@ -156,10 +156,12 @@ class Worker:
         try:
             _, engine = self._engine(model)
         except (ServiceError, BundleRefused) as error:
-            self._tell(replace(self._state, state="failed", reason=str(error)))
+            failed = replace(self._state, state="failed", reason=str(error))
+            self._insist(lambda: self._tell(failed))
             log.error("not ready: %s", error, extra={"worker": self._name, "device": self._device})
             return False
-        self._tell(replace(self._state, state="ready", provider=engine.provider, device=engine.device, reason=None))
+        ready = replace(self._state, state="ready", provider=engine.provider, device=engine.device, reason=None)
+        self._insist(lambda: self._tell(ready))
         log.info("ready on %s", engine.provider, extra={"worker": self._name, "device": engine.device})
         return True
 
