@@ -24,6 +24,7 @@ from service import logs
 from service.api import classify, examples, health, jobs, models, processes, scenes
 from service.api.context import OwnerDep, Service
 from service.api.openapi import install_openapi
+from service.api.page import add_page
 from service.api.problems import add_handlers, problems
 from service.api.processes import OPENAPI_TYPE
 from service.api.watch import Watch
@@ -84,6 +85,7 @@ def create_app(settings: Settings | None = None, foundation: Foundation | None =
     for part in (classify, scenes, jobs, models, processes, health):
         app.include_router(part.router)
     _serve_openapi(app)
+    add_page(app)
     install_openapi(app, wants_keys=bool(settings.api_keys))
     if settings.cors_origins:
         app.add_middleware(

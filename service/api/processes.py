@@ -114,14 +114,16 @@ BODY: dict[str, Any] = {
 
 
 @router.get("/", summary="The landing page", responses=problems(), response_model_exclude_none=True)
-async def landing(base: BaseDep, owner: OwnerDep) -> LandingPage:
-    """Where everything is."""
+async def landing(base: BaseDep, owner: OwnerDep, response: Response) -> LandingPage:
+    """Where everything is; a browser gets the page instead."""
+    response.headers["Vary"] = "Accept"
     json_type = "application/json"
     return LandingPage(
         title="hyperscene",
         description="Maps whole hyperspectral scenes: send a GeoTIFF or ENVI cube, get a georeferenced class map.",
         links=[
             Link(href=f"{base}/", rel="self", type=json_type, title="this document"),
+            Link(href=f"{base}/", rel="alternate", type="text/html", title="the page, for browsers"),
             Link(href=f"{base}/api", rel="service-desc", type=OPENAPI_TYPE, title="the API"),
             Link(href=f"{base}/conformance", rel=f"{OGC_RELATIONS}conformance", type=json_type, title="conformance"),
             Link(href=f"{base}/conformance", rel="conformance", type=json_type, title="conformance"),

@@ -1,0 +1,172 @@
+// Calls of the service: with the tab's API key, with refusals in the server's own words.
+
+const KEY = "hyperscene-key";
+let askForKey = null; // a function from the reason to a promise of the key
+let asking = null;
+
+/** A refusal, in the words of the problem document. */
+export class Refused extends Error {
+  constructor(text, status, code) {
+    super(text);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+/** Who asks a person for the key. */
+export function onKeyWanted(ask) {
+  askForKey = ask;
+}
+
+/** The tab's key, if it has one. */
+export const key = () => sessionStorage.getItem(KEY);
+
+/** Keep a key for this tab, or forget it. */
+export function keepKey(given) {
+  if (given) sessionStorage.setItem(KEY, given);
+  else sessionStorage.removeItem(KEY);
+  document.dispatchEvent(new Event("key"));
+}
+
+/** Ask once, however many calls want a key; true where there is another one now. */
+async function gotKey(reason, used) {
+  if (key() !== used) return true; // another call has asked meanwhile
+  asking ??= askForKey(reason).finally(() => (asking = null));
+  const given = await asking;
+  if (given) keepKey(given);
+  return Boolean(given);
+}
+
+/** An answer of the service; refusals are thrown. `path` is relative to the page, so that a proxy may put it anywhere. */
+export async function call(path, options = {}) {
+  const used = key();
+  const headers = { ...options.headers, ...(used ? { "X-API-Key": used } : {}) };
+  let answer;
+  try {
+    answer = await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused("The server cannot be reached: check the connection, or whether it still runs.", 0, "unreachable");
+  }
+  if (answer.ok) return answer;
+  const refusal = refusalOf(answer.status, await answer.text().catch(() => ""));
+  if (refusal.status === 401 && (await gotKey(used ? refusal.message : "", used))) return call(path, options);
+  throw refusal;
+}
+
+/** A JSON document of the service. */
+export async function document_of(path, options) {
+  return (await call(path, { ...options, headers: { Accept: "application/json", ...options?.headers } })).json();
+}
+
+function refusalOf(status, text) {
+  try {
+    const problem = JSON.parse(text);
+    return new Refused(problem.detail, status, problem.code);
+  } catch {
+    return new Refused(`The server answered with ${status} and no reason: try again, or look into its log.`, status, "");
+  }
+}
+
+/** Send a scene; answers the job. `onProgress` hears the share that is sent. */
+export async function sendScene(files, choices, idempotencyKey, onProgress, signal) {
+  const form = new FormData();
+  for (const [name, value] of Object.entries(choices)) form.append(name, value);
+  for (const file of files) form.append("scene", file, file.name);
+  const used = key();
+  try {
+    return await post("classify", form, used, idempotencyKey, onProgress, signal);
+  } catch (refusal) {
+    if (refusal.status === 401 && (await gotKey(used ? refusal.message : "", used))) {
+      return sendScene(files, choices, idempotencyKey, onProgress, signal);
+    }
+    throw refusal;
+  }
+}
+
+/** A POST that tells how much has left: fetch does not. */
+function post(path, form, used, idempotencyKey, onProgress, signal) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open("POST", path);
+    request.setRequestHeader("Prefer", "respond-async");
+    request.setRequestHeader("Idempotency-Key", idempotencyKey);
+    if (used) request.setRequestHeader("X-API-Key", used);
+    request.upload.addEventListener("progress", (event) => event.lengthComputable && onProgress(event.loaded / event.total));
+    request.addEventListener("load", () => {
+      if (request.status === 201) resolve(JSON.parse(request.responseText));
+      else reject(refusalOf(request.status, request.responseText));
+    });
+    const broken = "The connection broke while the scene was being sent. Try again: what was accepted is not mapped twice.";
+    request.addEventListener("error", () => reject(new Refused(broken, 0, "unreachable")));
+    request.addEventListener("abort", () => reject(new DOMException("stopped", "AbortError")));
+    signal.addEventListener("abort", () => request.abort());
+    request.send(form);
+  });
+}
+
+/** A key that makes sending the same scene again harmless. */
+export function newIdempotencyKey() {
+  const numbers = crypto.getRandomValues(new Uint8Array(16));
+  return `page-${Array.from(numbers, (number) => number.toString(16).padStart(2, "0")).join("")}`;
+}
+
+/** Follow a job until it is finished; `onStatus` hears of every change, `onTrouble` of a connection that is lost. */
+export async function watchJob(id, onStatus, onTrouble, signal) {
+  let last = "";
+  while (!signal.aborted) {
+    try {
+      const answer = await call(`jobs/${id}/events`, { signal, headers: last ? { "Last-Event-ID": last } : {} });
+      if (answer.status === 204) return;
+      for await (const event of eventsOf(answer)) {
+        last = event.id;
+        const job = JSON.parse(event.data);
+        onStatus(job);
+        if (["successful", "failed", "dismissed"].includes(job.status)) return;
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof Refused && error.status >= 400 && error.status < 500) throw error;
+      onTrouble();
+    }
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+  }
+}
+
+/** Server-sent events, read from an answer: EventSource could not send a key. */
+async function* eventsOf(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += value;
+    for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n")) {
+      const fields = Object.fromEntries(text.slice(0, end).split("\n").map((line) => {
+        const colon = line.indexOf(":");
+        return [line.slice(0, colon), line.slice(colon + 1).trimStart()];
+      }));
+      text = text.slice(end + 2);
+      if (fields.data) yield fields;
+    }
+  }
+}
+
+/** Save a file under its name. A plain link cannot send a key, so with one the file goes through memory. */
+export async function save(path, name) {
+  const blob = await (await call(path)).blob();
+  const address = URL.createObjectURL(blob);
+  const link = Object.assign(document.createElement("a"), { href: address, download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 60000);
+}
+
+/** Put a picture of the service into an image, with the key. */
+export async function showPicture(image, path, signal) {
+  const address = URL.createObjectURL(await (await call(path, { signal })).blob());
+  await new Promise((resolve, reject) => {
+    image.onload = resolve;
+    image.onerror = () => reject(new Refused("the picture cannot be shown", 0, "picture"));
+    image.src = address;
+  }).finally(() => URL.revokeObjectURL(address));
+}

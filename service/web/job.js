@@ -1,0 +1,202 @@
+// A job: progress while it is mapped, then the map with everything about it.
+
+import { call, document_of, key, save, watchJob } from "./api.js";
+import { confirm } from "./dialogs.js";
+import { announce, count, duration, make, moment, percent, problemBox } from "./dom.js";
+import { makeLayerPanel, makeLegend } from "./layers.js";
+import { SceneMap } from "./map.js";
+import { makePixelPanel } from "./pixel.js";
+
+/** Fill `main` with a job, and follow it until it is finished. */
+export async function showJob(main, id, signal) {
+  const title = make("h1", { tabindex: "-1" }, "…");
+  const facts = make("p", { class: "quiet" });
+  const state = make("div", { class: "job-state" });
+  const map = make("div", { class: "map-place" });
+  const panel = make("aside", { class: "panel", "aria-label": "About the map" });
+  main.append(make("header", { class: "job-head" }, title, facts), state, make("div", { class: "job-body", hidden: true }, map, panel));
+  let job = await document_of(`jobs/${id}`, { signal });
+  if (signal.aborted) return;
+  title.textContent = job.scene;
+  facts.textContent = `${job.model}, stride ${job.settings.stride_px} px, blend ${job.settings.blend}, sent ${moment(job.created)}`;
+  const progress = makeProgress(id, state);
+  const stage = new Stage(id, map, panel, signal);
+  if (!isFinished(job)) {
+    progress.show(job);
+    stage.showScene().catch(() => {}); // the scene alone, while its map is made: a pleasure, and no more
+    await watchJob(id, (changed) => progress.show((job = changed)), progress.trouble, signal);
+    if (signal.aborted) return;
+    if (!isFinished(job)) job = await document_of(`jobs/${id}`, { signal });
+  }
+  progress.remove();
+  document.title = `${job.scene} – hyperscene`;
+  if (job.status === "successful") await stage.showResult(job, state);
+  else showEnd(job, state, stage);
+}
+
+const isFinished = (job) => ["successful", "failed", "dismissed"].includes(job.status);
+
+function showEnd(job, state, stage) {
+  stage.clear();
+  const words = job.status === "failed" ? job.problem.detail : "This job was dismissed, and its results are gone.";
+  announce(words);
+  const again = make("a", { class: "button", href: "#/" }, "Send a scene");
+  state.replaceChildren(job.status === "failed" ? problemBox(words, again) : make("div", { class: "card" }, make("p", {}, words), again));
+}
+
+function makeProgress(id, state) {
+  const bar = make("progress", { max: 100, "aria-labelledby": "progress-words" });
+  const words = make("p", { id: "progress-words" });
+  const trouble = make("p", { class: "quiet" });
+  const dismiss = make("button", { type: "button", class: "danger" }, "Dismiss");
+  const card = make("div", { class: "card progress" }, words, bar, trouble, dismiss);
+  dismiss.addEventListener("click", () => dismissJob(id, dismiss, trouble, "The work so far is lost, and the scene that came with it is removed."));
+  let told = -1;
+  return {
+    show(job) {
+      if (!card.isConnected) state.replaceChildren(card);
+      trouble.textContent = job.resumes ? `Taken up again ${job.resumes === 1 ? "once" : `${job.resumes} times`} after a stop; nothing was lost.` : "";
+      const left = job.seconds_left === undefined ? "" : `, about ${duration(job.seconds_left)} left`;
+      words.textContent =
+        job.status === "accepted" ? `Accepted: it ${job.message}.` : `${job.progress} % mapped${left} (${count(job.patches_done)} of ${count(job.patches_total)} patches)`;
+      if (job.status === "accepted") bar.removeAttribute("value");
+      else bar.value = job.progress;
+      document.title = `${job.progress} % – ${job.scene}`;
+      if (Math.floor(job.progress / 25) !== told) announce(words.textContent);
+      told = Math.floor(job.progress / 25);
+    },
+    trouble() {
+      trouble.textContent = "The connection is lost. The job goes on without it; trying to reach the server again …";
+    },
+    remove: () => card.remove(),
+  };
+}
+
+async function dismissJob(id, button, told, words) {
+  if (!(await confirm("Dismiss this job?", words, "Dismiss it"))) return;
+  button.disabled = true;
+  try {
+    await call(`jobs/${id}`, { method: "DELETE" });
+  } catch (error) {
+    button.disabled = false;
+    told.replaceChildren(problemBox(error.message));
+    return;
+  }
+  announce("Dismissed");
+}
+
+/** Where map and panel stand. */
+class Stage {
+  constructor(id, place, panel, signal) {
+    Object.assign(this, { _id: id, _place: place, _panel: panel, _signal: signal, _map: null });
+    signal.addEventListener("abort", () => this._map?.remove());
+  }
+
+  async _makeMap() {
+    const tilejson = await document_of(`jobs/${this._id}/tilejson.json`, { signal: this._signal });
+    if (this._signal.aborted) throw new DOMException("left", "AbortError");
+    this.clear();
+    this._place.parentElement.hidden = false;
+    const box = make("div", { class: "map", role: "application", "aria-label": "Map. Arrow keys move it, plus and minus zoom." });
+    this._place.replaceChildren(box);
+    this._map = new SceneMap(box, this._id, tilejson);
+    return tilejson;
+  }
+
+  clear() {
+    this._map?.remove();
+    this._map = null;
+    this._place.replaceChildren();
+    this._panel.replaceChildren();
+    this._place.parentElement.hidden = true;
+  }
+
+  async showScene() {
+    const tilejson = await this._makeMap();
+    this._panel.replaceChildren(makePixelPanel(this._id, this._map, tilejson, this._signal));
+  }
+
+  async showResult(job, state) {
+    const summary = await document_of(`jobs/${this._id}/results/summary.json`, { signal: this._signal });
+    const files = await document_of(`jobs/${this._id}/results`, { signal: this._signal });
+    if (summary.warnings.length) state.replaceChildren(warningsOf(summary.warnings));
+    const tilejson = await this._makeMap();
+    this._panel.replaceChildren(
+      makeLayerPanel(this._map, tilejson),
+      makeLegend(summary),
+      makePixelPanel(this._id, this._map, tilejson, this._signal),
+      makeDownloads(this._id, files),
+      makeDetails(this._id, job, summary, tilejson),
+    );
+    announce(`${job.scene} is mapped`);
+  }
+}
+
+function warningsOf(warnings) {
+  return make(
+    "div",
+    { class: "warnings", role: "alert" },
+    make("h2", {}, warnings.length === 1 ? "A warning about this map" : "Warnings about this map"),
+    make("ul", {}, warnings.map((text) => make("li", {}, text))),
+  );
+}
+
+function makeDownloads(id, files) {
+  const told = make("div");
+  const line = (name, title, isMain) => {
+    const path = `jobs/${id}/results/${name}`;
+    const link = make("a", { href: path, download: name, class: isMain ? "button" : "" }, title);
+    link.addEventListener("click", async (event) => {
+      if (!key()) return; // the browser's own download is better, as long as no key has to go along
+      event.preventDefault();
+      told.replaceChildren(make("p", { class: "quiet", role: "status" }, `Fetching ${name} …`));
+      await save(path, name).then(() => told.replaceChildren(), (error) => told.replaceChildren(problemBox(error.message)));
+    });
+    return make("li", {}, link, isMain ? null : make("span", { class: "quiet" }, name));
+  };
+  return make(
+    "section",
+    { "aria-labelledby": "downloads-title" },
+    make("h2", { id: "downloads-title" }, "Download"),
+    make(
+      "ul",
+      { class: "downloads" },
+      line("results.zip", "Everything as one zip", true),
+      Object.values(files).map(({ href, title }) => line(href.split("/").pop(), title, false)),
+    ),
+    told,
+  );
+}
+
+function makeDetails(id, job, summary, tilejson) {
+  const told = make("div");
+  const dismiss = make("button", { type: "button", class: "danger" }, "Dismiss this map");
+  dismiss.addEventListener("click", () =>
+    dismissJob(id, dismiss, told, "Its results are removed from the server, and the scene that came with it.").then(() => dismiss.disabled && location.reload()),
+  );
+  const seconds = job.seconds ? Object.values(job.seconds).reduce((sum, each) => sum + each, 0) : null;
+  const facts = [
+    ["Scene", `${count(summary.scene.rows)} x ${count(summary.scene.cols)} pixels, ${count(summary.scene.bands)} bands`],
+    ["Reference system", summary.crs ?? "none"],
+    ["Mean confidence", summary.mean_confidence === null ? "none" : percent(summary.mean_confidence)],
+    ["Bundle", `${summary.bundle.name}, sha256 ${summary.bundle.sha256.slice(0, 12)}…`],
+    ["Run by", summary.provider],
+    seconds === null ? null : ["Work", `${duration(seconds)} for ${count(summary.patches)} patches`],
+    job.resumes ? ["Taken up again", `${job.resumes} times, after a stop`] : null,
+    job.expires ? ["Kept until", moment(job.expires)] : null,
+  ].filter(Boolean);
+  return make(
+    "section",
+    { "aria-labelledby": "details-title" },
+    make("h2", { id: "details-title" }, "Details"),
+    make("dl", {}, facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
+    tilejson.crs ? addressField(tilejson) : null,
+    dismiss,
+    told,
+  );
+}
+
+function addressField(tilejson) {
+  const field = make("input", { id: "xyz", readonly: true, value: tilejson.tiles[0], onfocus: () => field.select() });
+  return make("div", { class: "field" }, make("label", { for: "xyz" }, "For QGIS: Layer, Add XYZ Layer, with this address"), field);
+}

@@ -1,0 +1,70 @@
+// What of the result is shown: layer, opacity, swipe, and the legend that goes with it.
+
+import { count, hectares, make, percent, swatch } from "./dom.js";
+
+/** Controls over a map. */
+export function makeLayerPanel(map, tilejson) {
+  const hasScene = tilejson.layers.some(({ id }) => id === "scene");
+  const results = tilejson.layers.filter(({ id }) => id !== "scene");
+  const select = make("select", { id: "layer" });
+  select.append(...results.map(({ id, title }) => make("option", { value: id }, title)));
+  const ramp = make("div", { class: "ramp", hidden: true });
+  const opacity = make("input", { type: "range", id: "opacity", min: "0", max: "100", value: "100" });
+  const swipe = make("input", { type: "checkbox", id: "swipe" });
+
+  function show() {
+    const layer = results.find(({ id }) => id === select.value);
+    map.show(layer.id);
+    ramp.hidden = !layer.ramp;
+    if (layer.ramp) ramp.replaceChildren(...rampOf(layer.ramp));
+  }
+  select.addEventListener("change", show);
+  opacity.addEventListener("input", () => map.fade(Number(opacity.value) / 100));
+  swipe.addEventListener("change", () => map.swipe(swipe.checked));
+  show();
+  return make(
+    "section",
+    { class: "layers", "aria-labelledby": "layers-title" },
+    make("h2", { id: "layers-title" }, "Layer"),
+    make("div", { class: "field" }, make("label", { for: "layer" }, "Shown on the map"), select),
+    ramp,
+    hasScene
+      ? [
+          make("div", { class: "field" }, make("label", { for: "opacity" }, "Opacity over the scene"), opacity),
+          make("div", { class: "check" }, swipe, make("label", { for: "swipe" }, "Swipe: scene left, map right")),
+        ]
+      : make("p", { class: "quiet" }, "The scene itself was removed, so only its map is shown."),
+  );
+}
+
+function rampOf(colors) {
+  const bar = make("div", { class: "ramp-bar", "aria-hidden": "true" });
+  bar.style.background = `linear-gradient(to right, ${colors.join(", ")})`;
+  return [bar, make("div", { class: "ramp-ends" }, make("span", {}, "0"), make("span", {}, "0.5"), make("span", {}, "1"))];
+}
+
+/** Every class with its colour, area and share, the largest first. */
+export function makeLegend(summary) {
+  const classes = [...summary.classes].sort((one, other) => other.pixels - one.pixels);
+  const hasArea = classes.some(({ hectares: area }) => area !== null);
+  const row = ({ name, color, pixels, hectares: area, share }) =>
+    make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, swatch(color), name),
+      make("td", { class: "number" }, hasArea ? hectares(area) : count(pixels)),
+      make("td", { class: "number" }, percent(share)),
+    );
+  return make(
+    "section",
+    { "aria-labelledby": "legend-title" },
+    make("h2", { id: "legend-title" }, "Classes"),
+    make(
+      "table",
+      { class: "legend" },
+      make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "Class"), make("th", { scope: "col", class: "number" }, hasArea ? "Hectares" : "Pixels"), make("th", { scope: "col", class: "number" }, "Share"))),
+      make("tbody", {}, classes.map(row)),
+    ),
+    summary.no_data_pixels ? make("p", { class: "quiet" }, `${count(summary.no_data_pixels)} pixels have no data.`) : null,
+  );
+}

@@ -1,0 +1,73 @@
+// One pixel: its class, the probabilities as bars, and its spectrum.
+
+import { document_of } from "./api.js";
+import { announce, make, percent, problemBox, swatch } from "./dom.js";
+import { spectrumChart } from "./spectrum.js";
+
+const BARS = 8;
+
+/** The panel for a pixel; `map` is clicked, or row and column are typed. */
+export function makePixelPanel(jobId, map, tilejson, signal) {
+  const shown = make("div", { class: "pixel" }, make("p", { class: "quiet" }, "Click the map, or give a row and a column."));
+  const row = numberField("row", "Row", tilejson.rows);
+  const col = numberField("col", "Column", tilejson.cols);
+  const form = make("form", { class: "place" }, row.element, col.element, make("button", { type: "submit", class: "plain" }, "Show"));
+  let asked = null;
+
+  async function show(place) {
+    asked?.abort();
+    asked = new AbortController();
+    const mine = asked;
+    try {
+      const pixel = await document_of(`jobs/${jobId}/pixel?${new URLSearchParams(place)}`, { signal: mine.signal });
+      if (mine.signal.aborted || signal.aborted) return;
+      row.input.value = pixel.row;
+      col.input.value = pixel.col;
+      map.mark(pixel);
+      shown.replaceChildren(...contentOf(pixel));
+      announce(`Row ${pixel.row}, column ${pixel.col}: ${pixel.class?.name ?? "no data"}`);
+    } catch (error) {
+      if (error.name !== "AbortError") shown.replaceChildren(problemBox(error.message));
+    }
+  }
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    show({ row: row.input.value, col: col.input.value });
+  });
+  map.onPick(show);
+  return make("section", { "aria-labelledby": "pixel-title" }, make("h2", { id: "pixel-title" }, "Pixel"), form, shown);
+}
+
+function numberField(name, label, count) {
+  const input = make("input", { type: "number", id: `pixel-${name}`, min: "0", max: String(count - 1), step: "1", required: true });
+  return { input, element: make("label", {}, label, input) };
+}
+
+function contentOf(pixel) {
+  const where = pixel.lon === null || pixel.lon === undefined ? "" : `${pixel.lat.toFixed(5)}°, ${pixel.lon.toFixed(5)}°`;
+  return [
+    pixel.class
+      ? make("p", { class: "verdict-of-pixel" }, swatch(pixel.class.color), make("strong", {}, pixel.class.name), ` ${percent(pixel.confidence)}`)
+      : make("p", { class: "verdict-of-pixel" }, make("strong", {}, pixel.is_valid ? "Not mapped yet" : "No data")),
+    where ? make("p", { class: "quiet" }, where) : null,
+    pixel.probabilities.length ? bars(pixel.probabilities) : null,
+    pixel.spectrum ? spectrumChart(pixel.spectrum) : make("p", { class: "quiet" }, pixel.spectrum_missing ?? ""),
+  ].filter(Boolean);
+}
+
+/** The likeliest classes, longest bar first. */
+function bars(probabilities) {
+  const sorted = [...probabilities].sort((one, other) => other.probability - one.probability);
+  const rest = sorted.slice(BARS);
+  return make(
+    "ul",
+    { class: "bars", "aria-label": "Probabilities" },
+    sorted.slice(0, BARS).map(({ name, color, probability }) => {
+      const bar = make("span", { class: "bar", "aria-hidden": "true" });
+      bar.style.width = `${100 * probability}%`;
+      bar.style.backgroundColor = color;
+      return make("li", {}, make("span", { class: "bar-name" }, name), make("span", { class: "bar-space" }, bar), make("span", { class: "number" }, percent(probability)));
+    }),
+    rest.length ? make("li", { class: "quiet" }, `${rest.length} more classes, ${percent(rest.reduce((sum, each) => sum + each.probability, 0))} together`) : null,
+  );
+}
