@@ -41,7 +41,7 @@ def add_page(app: FastAPI) -> None:
 
 def wants_page(accept: str) -> bool:
     """Whether a caller would rather have HTML than JSON."""
-    wanted = {kind: quality for kind, quality in map(_preference, accept.lower().split(","))}
+    wanted = dict(map(_preference, accept.lower().split(",")))
     return wanted.get("text/html", 0.0) > wanted.get("application/json", 0.0)
 
 

@@ -1,7 +1,7 @@
 // Calls of the service: with the tab's API key, with refusals in the server's own words.
 
 const KEY = "hyperscene-key";
-let askForKey = null; // a function from the reason to a promise of the key
+let askForKey = null; // a function from whether a wrong key was given to a promise of the key
 let asking = null;
 
 /** A refusal, in the words of the problem document. */
@@ -29,9 +29,9 @@ export function keepKey(given) {
 }
 
 /** Ask once, however many calls want a key; true where there is another one now. */
-async function gotKey(reason, used) {
+async function gotKey(used) {
   if (key() !== used) return true; // another call has asked meanwhile
-  asking ??= askForKey(reason).finally(() => (asking = null));
+  asking ??= askForKey(Boolean(used)).finally(() => (asking = null));
   const given = await asking;
   if (given) keepKey(given);
   return Boolean(given);
@@ -50,7 +50,7 @@ export async function call(path, options = {}) {
   }
   if (answer.ok) return answer;
   const refusal = refusalOf(answer.status, await answer.text().catch(() => ""));
-  if (refusal.status === 401 && (await gotKey(used ? refusal.message : "", used))) return call(path, options);
+  if (refusal.status === 401 && (await gotKey(used))) return call(path, options);
   throw refusal;
 }
 
@@ -77,7 +77,7 @@ export async function sendScene(files, choices, idempotencyKey, onProgress, sign
   try {
     return await post("classify", form, used, idempotencyKey, onProgress, signal);
   } catch (refusal) {
-    if (refusal.status === 401 && (await gotKey(used ? refusal.message : "", used))) {
+    if (refusal.status === 401 && (await gotKey(used))) {
       return sendScene(files, choices, idempotencyKey, onProgress, signal);
     }
     throw refusal;

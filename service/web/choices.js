@@ -4,8 +4,8 @@ import { make } from "./dom.js";
 
 const STRIDES = [1, 2, 4, 8, 16];
 const BLENDS = {
-  angle: "Neighbouring patches vote on each pixel, and those whose centre has a similar spectrum count for more: the sharpest edges.",
-  linear: "Neighbouring patches vote on each pixel by their distance alone: smoother edges, in slightly less time.",
+  angle: "Neighbouring patches vote on each pixel, and those whose centre has a similar spectrum count for more: sharp edges, at no extra time.",
+  linear: "Neighbouring patches vote on each pixel by their distance alone: smoother edges, in the same time as angle.",
   none: "Each pixel takes the answer of its own patch, as in the paper. That needs stride 1, the slowest.",
 };
 
@@ -61,7 +61,11 @@ function sentenceOfModel(model) {
   const needs = range
     ? `It needs bands from ${Math.round(range[0])} to ${Math.round(range[1])} nm.`
     : `It needs ${model.bands} bands in the order it learnt them.`;
-  return `Tells apart ${listed}. ${needs}`;
+  const cost =
+    model.head === "token"
+      ? "It answers for whole patches at once, so a wide stride will do."
+      : "It answers a pixel a patch, so time goes by the stride.";
+  return `Tells apart ${listed}. ${needs} ${cost}`;
 }
 
 function sentenceOfStride(stride, usual) {

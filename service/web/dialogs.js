@@ -16,11 +16,11 @@ function ask(...content) {
 }
 
 /** The API key that the server wants; null where nobody gives one. */
-export async function askForKey(reason) {
+export async function askForKey(wasWrong) {
   const field = make("input", { type: "password", id: "key", autocomplete: "off", required: true, autofocus: true });
   const given = await ask(
     make("h2", { id: "dialog-title" }, "This server wants an API key"),
-    reason ? make("p", { class: "problem" }, reason) : null,
+    wasWrong ? make("p", { class: "problem", role: "alert" }, "The server does not know the key that was given.") : null,
     make("p", {}, "Whoever runs the server hands it out. It is kept for this tab only."),
     make("label", { for: "key" }, "API key"),
     field,

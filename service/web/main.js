@@ -2,7 +2,7 @@
 
 import { key, keepKey, onKeyWanted } from "./api.js";
 import { askForKey } from "./dialogs.js";
-import { problemBox } from "./dom.js";
+import { make, problemBox } from "./dom.js";
 import { showJob } from "./job.js";
 import { showStart } from "./start.js";
 
@@ -21,7 +21,9 @@ async function show() {
   try {
     await (job ? showJob(main, decodeURIComponent(job[1]), signal) : showStart(main, signal));
   } catch (error) {
-    if (!signal.aborted) main.append(problemBox(error.message));
+    if (signal.aborted) return;
+    const again = make("button", { type: "button", onclick: show }, error.status === 401 ? "Give a key" : "Try again");
+    main.append(problemBox(error.message, again));
   }
 }
 

@@ -1,0 +1,71 @@
+"""A real browser: the system's Chromium, driven through a page as a person would."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from tests.bundles import write_bundle
+from tests.server import RunningServer, running_server
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+WAIT_MS = 30_000
+expect.set_options(timeout=WAIT_MS)
+COLORS = ["#1f78b4", "#33a02c", "#e31a1c"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium without a window."""
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here: install Debian's package chromium")
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Opens pages; no script of theirs may fail, and nothing may be refused by the page's own policy."""
+    contexts: list[BrowserContext] = []
+    faults: list[str] = []
+
+    def open_one(**options: object) -> Page:
+        context = browser.new_context(**({"viewport": {"width": 1280, "height": 800}} | options))
+        context.set_default_timeout(WAIT_MS)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda told: faults.append(told.text) if "Content Security Policy" in told.text else None)
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+@pytest.fixture
+def page(open_page: Callable[..., Page]) -> Page:
+    """A page of its own for each test, as wide as a desk's screen."""
+    return open_page()
+
+
+@pytest.fixture(scope="session")
+def colored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server whose classes have names and colours of their own."""
+    folder = tmp_path_factory.mktemp("colored")
+    bundles = folder / "bundles"
+    bundles.mkdir()
+    write_bundle(bundles / "crops.onnx", class_names=["water", "meadow", "roof"], class_colors=COLORS)
+    with running_server(Path(folder) / "data", "--bundles", bundles, "--device", "cpu") as server:
+        yield server

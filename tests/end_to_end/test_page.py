@@ -1,0 +1,535 @@
+"""The page in a real browser: from a dropped scene to the map, and everything a person does with it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+from playwright.sync_api import Page, expect
+
+from model.bundle import DEMO_BUNDLE
+from tests.bundles import write_bundle
+from tests.scenes import quadrants, spectra_of, write_envi, write_tif
+from tests.server import running_server, wait_for
+from training.synthetic import SyntheticScene, write_scene
+
+WAVELENGTHS = np.linspace(450, 900, 5)
+ROWS, COLS = 40, 33
+
+
+def values():
+    return spectra_of(quadrants(ROWS, COLS), 5)
+
+
+@pytest.fixture(scope="module")
+def tif(tmp_path_factory):
+    return write_tif(tmp_path_factory.mktemp("scene") / "field.tif", values(), wavelengths_nm=WAVELENGTHS)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """ENVI data; its header lies beside it."""
+    header = f"wavelength = {{{', '.join(map(str, WAVELENGTHS))}}}\nwavelength units = Nanometers\n"
+    return write_envi(tmp_path_factory.mktemp("pair") / "strip.img", values(), header)
+
+
+@pytest.fixture(scope="module")
+def unplaced(tmp_path_factory):
+    path = tmp_path_factory.mktemp("unplaced") / "lab.tif"
+    return write_tif(path, values(), wavelengths_nm=WAVELENGTHS, crs=None, transform=None)
+
+
+@pytest.fixture(scope="module")
+def mapped(colored, tif):
+    """The id of a job that is done."""
+    job_id = colored.submit(tif)
+    assert colored.finished(job_id)["status"] == "successful"
+    return job_id
+
+
+@pytest.fixture(scope="module")
+def slow_server(tmp_path_factory):
+    """The demo bundle, which takes its time."""
+    bundles = tmp_path_factory.mktemp("slow-bundles")
+    (bundles / "demo.onnx").write_bytes(DEMO_BUNDLE.read_bytes())
+    with running_server(tmp_path_factory.mktemp("slow") / "data", "--bundles", bundles, "--strip-px", 16) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A minute of work and more at stride 1."""
+    path = tmp_path_factory.mktemp("large") / "large.tif"
+    write_scene(SyntheticScene(rows=220, cols=220, seed=3), path, None)
+    return path
+
+
+def send(page: Page, server, *files) -> None:
+    """Choose files on the start page and have them mapped."""
+    page.goto(server.url)
+    page.set_input_files("#files", [str(file) for file in files])
+    page.get_by_role("button", name="Map it").click()
+
+
+def wait_for_map(page: Page) -> None:
+    expect(page.get_by_role("heading", name="Classes")).to_be_visible()
+    expect(page.locator(".leaflet-result-pane img").first).to_be_visible()
+
+
+def open_job(page: Page, server, job_id: str) -> None:
+    page.goto(f"{server.url}/#/jobs/{job_id}")
+    wait_for_map(page)
+
+
+def click_pixel(page: Page, server, job_id: str, row: int, col: int) -> dict:
+    """Click where the page has marked a pixel; the pixel's document as the server has it."""
+    ask_for_pixel(page, row, col)
+    box = page.locator(".leaflet-overlay-pane path").first.bounding_box()
+    ask_for_pixel(page, 0, 0)
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    expect(page.get_by_label("Row")).to_have_value(str(row))
+    expect(page.get_by_label("Column")).to_have_value(str(col))
+    return server.client.get(f"/jobs/{job_id}/pixel", params={"row": row, "col": col}).json()
+
+
+def ask_for_pixel(page: Page, row: int, col: int) -> None:
+    """By its numbers."""
+    page.get_by_label("Row").fill(str(row))
+    page.get_by_label("Column").fill(str(col))
+    page.keyboard.press("Enter")
+    expect(page.locator("#live")).to_contain_text(f"Row {row}, column {col}:")
+
+
+# Sending
+
+
+def test_a_geotiff_is_sent_and_its_map_is_shown(page, colored, tif):
+    send(page, colored, tif)
+    page.wait_for_url(re.compile(r"#/jobs/[0-9a-f]{32}$"))
+    wait_for_map(page)
+    expect(page.get_by_role("heading", level=1)).to_have_text("field.tif")
+    summary = colored.client.get(f"/jobs/{page.url[-32:]}/results/summary.json").json()
+    shown = page.locator(".legend tbody tr").all_inner_texts()
+    ordered = sorted(summary["classes"], key=lambda each: -each["pixels"])
+    assert [line.split()[0] for line in shown] == [each["name"] for each in ordered]
+    assert f"{100 * ordered[0]['share']:.1f} %" in shown[0]
+    assert re.search(r"\d", shown[0].split("\t")[1])
+
+
+def test_an_envi_pair_is_sent_and_its_map_is_shown(page, colored, pair):
+    send(page, colored, pair, pair.with_suffix(".hdr"))
+    wait_for_map(page)
+    expect(page.get_by_role("heading", level=1)).to_have_text("strip.img")
+
+
+def test_files_can_be_dropped(page, colored, tif):
+    page.goto(colored.url)
+    expect(page.get_by_role("button", name="Map it")).to_be_disabled()
+    page.evaluate(
+        """([name, content]) => {
+            const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([bytes], name));
+            const event = { dataTransfer: transfer, bubbles: true, cancelable: true };
+            document.querySelector(".drop").dispatchEvent(new DragEvent("dragover", event));
+            document.querySelector(".drop").dispatchEvent(new DragEvent("drop", event));
+        }""",
+        ["dropped.tif", base64.b64encode(tif.read_bytes()).decode()],
+    )
+    expect(page.locator(".files")).to_contain_text("dropped.tif")
+    page.get_by_role("button", name="Map it").click()
+    wait_for_map(page)
+
+
+def test_a_header_alone_is_asked_for_its_data_by_name(page, colored, pair):
+    page.goto(colored.url)
+    page.set_input_files("#files", str(pair.with_suffix(".hdr")))
+    expect(page.locator("#verdict")).to_contain_text("strip.img")
+    expect(page.get_by_role("button", name="Map it")).to_be_disabled()
+    page.set_input_files("#files", str(pair))
+    expect(page.get_by_role("button", name="Map it")).to_be_enabled()
+
+
+def test_data_alone_are_asked_for_their_header_by_name(page, colored, pair):
+    page.goto(colored.url)
+    page.set_input_files("#files", str(pair))
+    expect(page.locator("#verdict")).to_contain_text("strip.hdr")
+    expect(page.get_by_role("button", name="Map it")).to_be_disabled()
+
+
+def test_a_file_of_another_kind_is_told_apart_before_it_is_sent(page, colored, tmp_path):
+    other = tmp_path / "holiday.jpg"
+    other.write_bytes(b"\xff\xd8\xff\xe0 no scene")
+    page.goto(colored.url)
+    page.set_input_files("#files", str(other))
+    expect(page.locator("#verdict")).to_contain_text("holiday.jpg is neither a GeoTIFF")
+    page.get_by_role("button", name="Remove holiday.jpg").click()
+    expect(page.locator("#verdict")).to_be_empty()
+
+
+def test_choices_say_what_they_cost_and_are_sent(page, colored, tif):
+    page.goto(colored.url)
+    page.set_input_files("#files", str(tif))
+    expect(page.locator("#model-words")).to_contain_text("water, meadow, roof")
+    page.select_option("#stride_px", "2")
+    expect(page.locator("#stride_px-words")).to_contain_text("about 4 times the work of stride 4")
+    page.select_option("#blend", "none")
+    expect(page.locator("#stride_px")).to_have_value("1")
+    page.select_option("#blend", "linear")
+    page.select_option("#stride_px", "8")
+    page.get_by_role("button", name="Map it").click()
+    wait_for_map(page)
+    settings = colored.job(page.url[-32:])["settings"]
+    assert (settings["stride_px"], settings["blend"]) == (8, "linear")
+
+
+def test_a_refusal_is_shown_in_the_servers_words(page, colored, tmp_path):
+    other = write_tif(tmp_path / "two_bands.tif", values()[..., :2], wavelengths_nm=np.array([1500.0, 1600.0]))
+    answer = colored.client.post("/classify", files={"scene": other.open("rb")})
+    assert answer.status_code == 422
+    send(page, colored, other)
+    expect(page.get_by_role("alert")).to_have_text(answer.json()["detail"])
+    expect(page.get_by_role("button", name="Map it")).to_be_enabled()
+
+
+def test_a_server_that_is_gone_is_told_of(page, tmp_path, tif):
+    with running_server(tmp_path / "data") as server:
+        page.goto(server.url)
+        page.set_input_files("#files", str(tif))
+        expect(page.get_by_role("button", name="Map it")).to_be_enabled()
+    page.get_by_role("button", name="Map it").click()
+    expect(page.get_by_role("alert")).to_contain_text("The connection broke")
+
+
+# Progress
+
+
+def test_progress_is_shown_and_the_page_can_be_opened_again(page, open_page, slow_server, large):
+    page.goto(slow_server.url)
+    page.set_input_files("#files", str(large))
+    page.select_option("#stride_px", "1")
+    page.get_by_role("button", name="Map it").click()
+    words = page.locator("#progress-words")
+    expect(words).to_contain_text(re.compile(r"\d+ % mapped, about \d+ (s|min) left"))
+    first = words.inner_text()
+    wait_for(lambda: words.inner_text() != first)
+    page.reload()
+    expect(words).to_contain_text("% mapped")
+    again = open_page()
+    again.goto(page.url)
+    expect(again.locator("#progress-words")).to_contain_text("% mapped")
+    expect(again.locator(".leaflet-tile-pane img").first).to_be_visible()  # the scene, while it is mapped
+
+    job_id = page.url[-32:]
+    page.get_by_role("button", name="Dismiss").click()
+    page.get_by_role("button", name="Keep it").click()
+    assert slow_server.job(job_id)["status"] == "running"
+    page.get_by_role("button", name="Dismiss").click()
+    page.get_by_role("button", name="Dismiss it").click()
+    expect(page.locator("main")).to_contain_text("This job was dismissed")
+    expect(again.locator("main")).to_contain_text("This job was dismissed")  # without asking anew
+    assert slow_server.job(job_id)["status"] == "dismissed"
+
+
+def test_a_job_that_ends_while_it_is_watched_becomes_a_map(page, slow_server, tmp_path):
+    path = tmp_path / "small.tif"
+    write_scene(SyntheticScene(rows=48, cols=48, seed=3), path, None)
+    send(page, slow_server, path)
+    wait_for_map(page)
+    expect(page.locator("#progress-words")).to_have_count(0)
+
+
+def test_progress_goes_on_after_the_server_was_restarted(page, tmp_path, large):
+    bundles = tmp_path / "bundles"
+    bundles.mkdir()
+    (bundles / "demo.onnx").write_bytes(DEMO_BUNDLE.read_bytes())
+    options = ("--bundles", bundles, "--strip-px", 16)
+    with running_server(tmp_path / "data", *options) as server:
+        port = server.url.rsplit(":", 1)[1]
+        page.goto(f"{server.url}/#/jobs/{server.submit(large, stride_px='2')}")
+        expect(page.locator("#progress-words")).to_contain_text("% mapped")
+    expect(page.locator("main")).to_contain_text("The job goes on without it")
+    with running_server(tmp_path / "data", *options, "--port", port):
+        expect(page.locator("main")).to_contain_text("Taken up again")
+
+
+def test_a_failed_job_says_why(page, server, tmp_path):
+    bad = write_tif(tmp_path / "negative.tif", -values(), wavelengths_nm=WAVELENGTHS)
+    job_id = server.submit(bad, model="root")
+    why = server.finished(job_id)["problem"]["detail"]
+    page.goto(f"{server.url}/#/jobs/{job_id}")
+    expect(page.get_by_role("alert")).to_contain_text(why)
+
+
+def test_a_job_that_nobody_knows_is_told_of(page, colored):
+    page.goto(f"{colored.url}/#/jobs/{'0' * 32}")
+    expect(page.get_by_role("alert")).to_contain_text("there is no job")
+
+
+# The map
+
+
+def test_tiles_of_map_and_scene_are_drawn_over_each_other(page, colored, mapped):
+    open_job(page, colored, mapped)
+    expect(page.locator(".leaflet-tile-pane img").first).to_be_visible()
+    drawn = page.evaluate(
+        """() => [...document.querySelectorAll(".leaflet-result-pane img, .leaflet-tile-pane img")]
+            .map((image) => image.naturalWidth)"""
+    )
+    assert drawn
+    assert set(drawn) == {256}
+
+
+def test_a_dense_screen_gets_finer_tiles(open_page, colored, mapped):
+    page = open_page(device_scale_factor=2)
+    open_job(page, colored, mapped)
+    width = page.evaluate("() => document.querySelector('.leaflet-result-pane img').naturalWidth")
+    assert width == 512
+
+
+def test_opacity_fades_the_map(page, colored, mapped):
+    open_job(page, colored, mapped)
+    page.get_by_label("Opacity over the scene").fill("30")
+    expect(page.locator(".leaflet-result-pane .leaflet-layer")).to_have_css("opacity", "0.3")
+
+
+def test_swipe_shows_the_map_right_of_a_line_that_keys_move(page, colored, mapped):
+    open_job(page, colored, mapped)
+    page.get_by_label("Swipe: scene left, map right").check()
+    line = page.get_by_role("slider", name="Scene left of this line")
+    expect(line).to_have_attribute("aria-valuenow", "50")
+    clip = page.locator(".leaflet-result-pane").evaluate("(pane) => pane.style.clipPath")
+    line.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(line).to_have_attribute("aria-valuenow", "48")
+    assert page.locator(".leaflet-result-pane").evaluate("(pane) => pane.style.clipPath") != clip
+    box = line.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 200, box["y"] + 50)
+    page.mouse.up()
+    assert int(line.get_attribute("aria-valuenow")) > 60
+    page.get_by_label("Swipe: scene left, map right").uncheck()
+    assert page.locator(".leaflet-result-pane").evaluate("(pane) => pane.style.clipPath") in ("", "none")
+
+
+def test_another_layer_can_be_chosen_with_its_own_legend(page, colored, mapped):
+    open_job(page, colored, mapped)
+    expect(page.locator(".ramp")).to_be_hidden()
+    with page.expect_response(re.compile("/tiles/confidence/")) as answer:
+        page.get_by_label("Shown on the map").select_option("confidence")
+    assert answer.value.ok
+    expect(page.locator(".ramp-bar")).to_be_visible()
+    with page.expect_response(re.compile("/tiles/probability-2/")) as answer:
+        page.get_by_label("Shown on the map").select_option("probability-2")
+    assert answer.value.ok
+    assert "meadow" in page.get_by_label("Shown on the map").locator("option:checked").inner_text()
+
+
+def test_a_click_shows_the_pixels_class_probabilities_and_spectrum(page, colored, mapped):
+    open_job(page, colored, mapped)
+    pixel = click_pixel(page, colored, mapped, 11, 7)
+    expect(page.locator(".verdict-of-pixel")).to_contain_text(pixel["class"]["name"])
+    bars = page.locator(".bars li").all_inner_texts()
+    best = max(pixel["probabilities"], key=lambda each: each["probability"])
+    assert len(bars) == 3
+    assert best["name"] in bars[0]
+    assert f"{100 * best['probability']:.1f} %" in bars[0]
+    expect(page.locator(".spectrum .used")).to_have_count(5)
+    assert page.locator(".spectrum").get_attribute("aria-label").startswith("Spectrum over 450 to 900 nm")
+
+
+def test_a_pixel_can_be_asked_for_from_the_keyboard(page, colored, mapped):
+    open_job(page, colored, mapped)
+    pixel = colored.client.get(f"/jobs/{mapped}/pixel", params={"row": 30, "col": 20}).json()
+    page.get_by_label("Row").focus()
+    page.keyboard.type("30")
+    page.keyboard.press("Tab")
+    page.keyboard.type("20")
+    page.keyboard.press("Enter")
+    expect(page.locator(".verdict-of-pixel")).to_contain_text(pixel["class"]["name"])
+
+
+def test_a_scene_without_georeference_has_the_same_page_in_pixels(page, colored, unplaced):
+    job_id = colored.submit(unplaced)
+    colored.finished(job_id)
+    open_job(page, colored, job_id)
+    expect(page.get_by_role("alert")).to_contain_text("no georeference")
+    expect(page.locator(".legend thead")).to_contain_text("Pixels")
+    pixel = click_pixel(page, colored, job_id, 25, 30)
+    expect(page.locator(".verdict-of-pixel")).to_contain_text(pixel["class"]["name"])
+    expect(page.get_by_label("For QGIS")).to_have_count(0)
+
+
+def test_every_result_can_be_downloaded(page, colored, mapped):
+    open_job(page, colored, mapped)
+    names = page.locator(".downloads a").evaluate_all("(links) => links.map((link) => link.getAttribute('download'))")
+    assert set(names) == {
+        "results.zip", "classes.tif", "probabilities.tif", "confidence.tif", "classes.qml", "preview.png",
+        "summary.json", "item.json",
+    }  # fmt: skip
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Class map", exact=True).click()
+    content = download.value.path().read_bytes()
+    assert content == colored.client.get(f"/jobs/{mapped}/results/classes.tif").content
+
+
+def test_the_address_for_qgis_serves_tiles(page, colored, mapped):
+    open_job(page, colored, mapped)
+    address = page.get_by_label("For QGIS").input_value()
+    assert "{z}/{x}/{y}" in address
+    answer = colored.client.get(unquote(address).format(z=0, x=0, y=0))
+    assert answer.headers["content-type"] == "image/png"
+
+
+def test_a_map_without_its_scene_is_still_shown(page, colored, tif):
+    scene = colored.client.post("/scenes", files={"scene": tif.open("rb")}).json()
+    execution = {"inputs": {"scene": {"href": f"/scenes/{scene['id']}"}}}
+    answer = colored.client.post(
+        "/processes/classify-scene/execution", json=execution, headers={"Prefer": "respond-async"}
+    )
+    job_id = answer.json()["jobID"]
+    colored.finished(job_id)
+    assert colored.client.delete(f"/scenes/{scene['id']}").status_code in (200, 204)
+    open_job(page, colored, job_id)
+    expect(page.locator(".layers")).to_contain_text("The scene itself was removed")
+
+
+def test_a_finished_map_can_be_dismissed(page, colored, tif):
+    job_id = colored.submit(tif)
+    colored.finished(job_id)
+    open_job(page, colored, job_id)
+    page.get_by_role("button", name="Dismiss this map").click()
+    page.get_by_role("button", name="Dismiss it").click()
+    expect(page.locator("main")).to_contain_text("This job was dismissed")
+    assert colored.job(job_id)["status"] == "dismissed"
+
+
+# The list
+
+
+def test_jobs_are_listed_with_state_and_thumbnail(page, colored, mapped):
+    page.goto(colored.url)
+    line = page.locator(f".jobs a[href$='{mapped}']")
+    expect(line).to_contain_text("mapped")
+    expect(line.get_by_role("img", name="Class map of field.tif")).to_be_visible()
+    line.click()
+    wait_for_map(page)
+    page.go_back()
+    expect(page.get_by_role("heading", name="Your maps")).to_be_visible()
+
+
+# Names that are no text
+
+
+def test_class_and_file_names_that_hold_html_are_shown_as_text(page, tmp_path):
+    nasty = ["<img src=x onerror=alert(1)>", "</td><script>alert(2)</script>", '"><b>bold</b>']
+    bundles = tmp_path / "bundles"
+    bundles.mkdir()
+    write_bundle(bundles / "nasty.onnx", class_names=nasty, class_colors=["#1f78b4", "#33a02c", "#e31a1c"])
+    scene = write_tif(tmp_path / "<b>field<b>.tif", values(), wavelengths_nm=WAVELENGTHS)
+    said = []
+    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+    with running_server(tmp_path / "data", "--bundles", bundles, "--device", "cpu") as server:
+        page.goto(server.url)
+        expect(page.locator("#model-words")).to_contain_text(nasty[0])
+        page.set_input_files("#files", str(scene))
+        expect(page.locator(".files")).to_contain_text("<b>field<b>.tif")
+        page.get_by_role("button", name="Map it").click()
+        wait_for_map(page)
+        expect(page.get_by_role("heading", level=1)).to_have_text("<b>field<b>.tif")
+        for name in nasty:
+            expect(page.locator(".legend")).to_contain_text(name)
+        click_pixel(page, server, page.url[-32:], 5, 5)
+        expect(page.locator(".bars")).to_contain_text(nasty[0])
+        assert page.locator("main b, main script, main img[src='x']").count() == 0
+        page.goto(server.url)
+        expect(page.locator(".jobs")).to_contain_text("<b>field<b>.tif")
+    assert said == []
+
+
+# Keys
+
+
+def test_a_key_is_asked_for_once_and_kept_for_the_tab(page, open_page, tmp_path, tif):
+    with running_server(tmp_path / "data", HYPERSCENE_API_KEYS="right,other") as server:
+        page.goto(server.url)
+        page.get_by_label("API key").fill("wrong")
+        page.get_by_role("button", name="Use it").click()
+        expect(page.get_by_role("dialog")).to_contain_text("does not know the key")
+        page.get_by_label("API key").fill("right")
+        page.get_by_role("button", name="Use it").click()
+        expect(page.get_by_role("heading", name="Your maps")).to_be_visible()
+        large = SyntheticScene(rows=48, cols=48, seed=3)
+        scene = tmp_path / "keyed.tif"
+        write_scene(large, scene, None)
+        page.set_input_files("#files", str(scene))
+        page.get_by_role("button", name="Map it").click()
+        wait_for_map(page)
+        page.reload()
+        wait_for_map(page)
+        assert page.get_by_role("dialog").count() == 0
+        with page.expect_download() as download:
+            page.get_by_role("link", name="Pixels, areas, settings and warnings").click()
+        assert json.loads(download.value.path().read_text())["scene"]["name"] == "keyed.tif"
+        another = open_page()
+        another.goto(page.url)
+        expect(another.get_by_label("API key")).to_be_visible()
+        another.get_by_role("button", name="Not now").click()
+        expect(another.get_by_role("alert")).to_contain_text("wants an API key")
+        another.get_by_role("button", name="Give a key").click()
+        another.get_by_label("API key").fill("other")
+        another.get_by_role("button", name="Use it").click()
+        expect(another.get_by_role("alert")).to_contain_text("there is no job")  # another key's
+
+
+# People with other devices
+
+
+def test_without_javascript_the_page_says_what_to_do(open_page, colored):
+    page = open_page(java_script_enabled=False)
+    page.goto(colored.url)
+    expect(page.locator("noscript")).to_contain_text(f"curl -F scene=@scene.tif {colored.url}/classify")
+
+
+@pytest.mark.parametrize("address", ["", "#/jobs/{job}"])
+def test_a_narrow_screen_needs_no_scrolling_sideways(open_page, colored, mapped, address):
+    page = open_page(viewport={"width": 380, "height": 800})
+    page.goto(f"{colored.url}/{address.format(job=mapped)}")
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    if address:
+        wait_for_map(page)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 380
+
+
+def test_everything_on_the_start_page_is_reached_by_tab_with_visible_focus(page, colored, mapped):
+    page.goto(colored.url)
+    expect(page.locator(".jobs a").first).to_be_visible()
+    reached = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        reached.append(
+            page.evaluate(
+                """() => {
+                    const now = document.activeElement;
+                    const seen = now.id === "files" ? now.nextElementSibling : now;
+                    return [now.id || now.className || now.textContent, getComputedStyle(seen).outlineStyle];
+                }"""
+            )
+        )
+    names = [name for name, _ in reached]
+    assert {"skip", "brand", "files", "model", "stride_px", "blend"} <= set(names)
+    assert all(outline != "none" for _, outline in reached)
+
+
+def test_nothing_is_fetched_from_another_host(page, colored, mapped):
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    open_job(page, colored, mapped)
+    others = [url for url in asked if not url.startswith((colored.url, "blob:", "data:"))]
+    assert asked
+    assert others == []
