@@ -21,7 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import logs
-from service.api import classify, examples, health, jobs, models, processes, scenes
+from service.api import classify, examples, health, jobs, models, processes, scenes, tiles
 from service.api.context import OwnerDep, Service
 from service.api.openapi import install_openapi
 from service.api.page import add_page
@@ -32,10 +32,12 @@ from service.errors import OptionsUnusable, OutputUnwritable
 from service.jobs.admission import Admission
 from service.jobs.disk import sweep
 from service.jobs.inspector import Inspector
+from service.jobs.layers import Layers
 from service.jobs.models import Models, load_models
 from service.jobs.records import new_id
 from service.jobs.store import Store, StoreUnusable
 from service.jobs.supervisor import Supervisor
+from service.jobs.views import Views
 from service.settings import Settings
 
 log = logging.getLogger("hyperscene.api")
@@ -49,6 +51,7 @@ TAGS = [
     {"name": "maps", "description": "A scene in, its map out"},
     {"name": "scenes", "description": "Upload once, map often"},
     {"name": "jobs", "description": "Status, progress, results"},
+    {"name": "tiles", "description": "Maps for browsers and QGIS, and single pixels"},
     {"name": "models", "description": "What can be asked for"},
     {"name": "OGC API - Processes", "description": "Version 1.0: core, json, oas30, job-list, dismiss"},
     {"name": "health", "description": "For people, probes and Prometheus"},
@@ -82,7 +85,7 @@ def create_app(settings: Settings | None = None, foundation: Foundation | None =
         redoc_url=None,
     )
     add_handlers(app)
-    for part in (classify, scenes, jobs, models, processes, health):
+    for part in (classify, scenes, jobs, tiles, models, processes, health):
         app.include_router(part.router)
     _serve_openapi(app)
     add_page(app)
@@ -175,7 +178,9 @@ async def running_service(settings: Settings, laid: Foundation) -> AsyncIterator
     pool = ThreadPoolExecutor(settings.max_uploads + 32, "hyperscene-call")
     asyncio.get_running_loop().set_default_executor(pool)
     supervisor = Supervisor(settings, laid.store, laid.models)
-    admission = Admission(settings, laid.store, laid.models, laid.inspector, supervisor)
+    views = Views(settings, laid.store)
+    layers = Layers(settings, laid.store, laid.models, laid.inspector, views)
+    admission = Admission(settings, laid.store, laid.models, laid.inspector, supervisor, views)
     await asyncio.to_thread(supervisor.take_over)
     await asyncio.to_thread(sweep, settings, laid.store)
     watch = Watch(laid.store)
@@ -183,11 +188,13 @@ async def running_service(settings: Settings, laid: Foundation) -> AsyncIterator
     supervisor.start()
     housekeeping = asyncio.create_task(_expire_forever(admission, settings))
     try:
-        yield Service(settings, laid.store, laid.models, admission, watch), supervisor
+        yield Service(settings, laid.store, laid.models, admission, watch, layers), supervisor
     finally:
         housekeeping.cancel()
         watch.stop()
         laid.inspector.close()
+        layers.close()
+        await asyncio.to_thread(views.close)
         await asyncio.to_thread(supervisor.stop, settings.stop_s / 2)
 
 

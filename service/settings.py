@@ -118,6 +118,10 @@ class Settings(BaseSettings):
         """Where an uploaded scene lies."""
         return self.data / "scenes" / scene_id
 
+    def views_folder(self, scene_id: str) -> Path:
+        """Where pictures of a scene lie; they are made anew when they are missing."""
+        return self.scene_folder(scene_id) / "views"
+
     def job_folder(self, job_id: str) -> Path:
         """Where a job's strips and results lie."""
         return self.data / "jobs" / job_id

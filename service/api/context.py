@@ -16,6 +16,7 @@ from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBea
 from service.api.watch import Watch
 from service.errors import NoSuchJob, Unauthorized
 from service.jobs.admission import Admission
+from service.jobs.layers import Layers
 from service.jobs.models import Models
 from service.jobs.readiness import not_ready_reasons
 from service.jobs.records import JobRecord
@@ -42,6 +43,7 @@ class Service:
     models: Models
     admission: Admission
     watch: Watch
+    layers: Layers
     began: float = field(default_factory=time.time)
     _readiness: _Readiness = field(default_factory=_Readiness)
 

@@ -168,6 +168,7 @@ class SceneDocument(Document):
     type: str
     bands: int
     bad_bands: int
+    band_numbers: list[int] | None = Field(None, description="the file's numbers of the good bands, from 1")
     wavelengths_nm: list[float] | None = None
     no_data: list[str]
     crs: str | None = None
@@ -178,6 +179,45 @@ class SceneDocument(Document):
     warnings: list[str]
     models: dict[str, str] = Field(description="what each model says to the scene's bands")
     links: list[Link]
+
+
+class TileJson(Document):
+    """TileJSON 3.0.0 of one layer, and every layer."""
+
+    model_config = shown_as(examples.TILEJSON)
+
+    tilejson: Literal["3.0.0"] = "3.0.0"
+    name: str
+    scheme: Literal["xyz"] = "xyz"
+    tiles: list[str]
+    minzoom: int = Field(ge=0, le=30)
+    maxzoom: int = Field(ge=0, le=30)
+    bounds: list[float] = Field([], description="west, south, east, north; east is above 180 across the date line")
+    center: list[float] = Field([], description="lon, lat, zoom")
+    crs: str | None = Field(description="EPSG:3857; null where tiles count the scene's own pixels")
+    rows: int
+    cols: int
+    tile_px: int
+    layers: list[dict[str, Any]] = Field(description="id, title, tiles, tiles_2x, and a legend, a ramp or bands")
+
+
+class PixelDocument(Document):
+    """A pixel of a job."""
+
+    model_config = shown_as(examples.PIXEL)
+
+    row: int
+    col: int
+    lon: float | None = Field(description="of the pixel's centre")
+    lat: float | None = Field(description="of the pixel's centre")
+    is_valid: bool = Field(description="whether it holds data in the bands that count")
+    class_: dict[str, Any] | None = Field(alias="class", description="value, name and color")
+    confidence: float | None
+    probabilities: list[dict[str, Any]] = Field(description="of each class: value, name, color, probability")
+    spectrum: dict[str, Any] | None = Field(
+        description="bands (the file's numbers), wavelengths_nm, values in the scene's units, and which were used"
+    )
+    spectrum_missing: str | None = Field(None, description="why there is no spectrum")
 
 
 class ModelList(Document):

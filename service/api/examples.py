@@ -117,6 +117,7 @@ SCENE: Example = {
     "type": "float32",
     "bands": 5,
     "bad_bands": 0,
+    "band_numbers": [1, 2, 3, 4, 5],
     "wavelengths_nm": [450.0, 562.5, 675.0, 787.5, 900.0],
     "no_data": [],
     "crs": "EPSG:32633",
@@ -133,6 +134,52 @@ SCENE: Example = {
 }
 
 CLASSES = [{"value": 1, "name": "water", "color": "#1f78b4"}, {"value": 2, "name": "meadow", "color": "#33a02c"}]
+TILES = f"{BASE}/jobs/{ID}/tiles"
+RAMP = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725"]
+
+
+def layer(name: str, title: str, **facts: Any) -> Example:
+    """A layer as it stands in the list."""
+    address = f"{TILES}/{name}/{{z}}/{{x}}/{{y}}"
+    return {"id": name, "title": title, "tiles": [f"{address}.png"], "tiles_2x": [f"{address}@2x.png"], **facts}
+
+
+TILEJSON: Example = {
+    "tilejson": "3.0.0",
+    "name": "scene.tif: Class map",
+    "scheme": "xyz",
+    "tiles": [f"{TILES}/classes/{{z}}/{{x}}/{{y}}.png"],
+    "minzoom": 11,
+    "maxzoom": 12,
+    "bounds": [13.231, 52.519, 13.2456, 52.5301],
+    "center": [13.2383, 52.5245, 11],
+    "crs": "EPSG:3857",
+    "rows": 40,
+    "cols": 33,
+    "tile_px": 256,
+    "layers": [
+        layer("classes", "Class map", legend=CLASSES),
+        layer("confidence", "Confidence", ramp=RAMP),
+        layer("probability-1", "Probability of water", ramp=RAMP, value=1),
+        layer("scene", "Scene", bands=[3, 2, 1], wavelengths_nm=[675.0, 562.5, 450.0]),
+    ],
+}
+PIXEL: Example = {
+    "row": 20,
+    "col": 7,
+    "lon": 13.23475,
+    "lat": 52.52461,
+    "is_valid": True,
+    "class": CLASSES[0],
+    "confidence": 0.937008,
+    "probabilities": [CLASSES[0] | {"probability": 0.937008}, CLASSES[1] | {"probability": 0.062992}],
+    "spectrum": {
+        "bands": [1, 2, 3, 4, 5],
+        "wavelengths_nm": [450.0, 562.5, 675.0, 787.5, 900.0],
+        "values": [0.05, 0.06, 0.04, 0.02, None],
+        "used": [True, True, True, True, True],
+    },
+}
 MODEL_LIST: Example = {
     "models": [
         {

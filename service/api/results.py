@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
 from service.api import examples
+from service.api.caching import is_kept, kept_headers
 from service.api.context import Service
 from service.api.documents import MEDIA_TYPES, OUTPUTS, ZIP_NAME, job_error
 from service.errors import NoSuchJob, ResultNotReady
@@ -52,9 +53,8 @@ def accepts_zip(request: Request) -> bool:
 def file_response(service: Service, job: JobRecord, name: str, request: Request | None = None) -> Response:
     """One file of a finished job; it never changes, so its tag is its name."""
     etag = f'"{job.id}-{name}"'
-    # Cached copies are the caller's own: a shared cache must not hand them to another key.
-    headers = {"ETag": etag, "Cache-Control": "private, max-age=31536000, immutable"}
-    if request is not None and _has_tag(request.headers.get("if-none-match", ""), etag):
+    headers = kept_headers(etag)
+    if request is not None and is_kept(request, etag):
         return Response(status_code=304, headers=headers)
     path = service.settings.results_folder(job.id) / name
     try:
@@ -65,11 +65,6 @@ def file_response(service: Service, job: JobRecord, name: str, request: Request 
         headers |= {"Content-Length": str(found.st_size), "Accept-Ranges": "bytes"}
         return Response(headers=headers, media_type=MEDIA_TYPES[name])
     return FileResponse(path, media_type=MEDIA_TYPES[name], headers=headers, stat_result=found)
-
-
-def _has_tag(wanted: str, etag: str) -> bool:
-    tags = {tag.strip().removeprefix("W/") for tag in wanted.split(",")}
-    return etag in tags or "*" in tags
 
 
 def zip_response(service: Service, job: JobRecord, request: Request | None = None) -> Response:

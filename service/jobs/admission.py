@@ -31,6 +31,7 @@ from service.jobs.models import Models, ServedModel
 from service.jobs.records import JobRecord, SceneRecord, new_id
 from service.jobs.store import Store
 from service.jobs.supervisor import Supervisor
+from service.jobs.views import Views
 from service.mapping.blend import BLENDS, Blend
 from service.mapping.pipeline import STRIDES, MapOptions
 from service.mapping.scenes import ENVI_SUFFIXES, FORMATS, TIFF_MAGIC
@@ -74,13 +75,20 @@ class Admission:
     """The door: scenes and jobs come in here, and leave when they are dismissed or expire."""
 
     def __init__(
-        self, settings: Settings, store: Store, models: Models, inspector: Inspector, supervisor: Supervisor
+        self,
+        settings: Settings,
+        store: Store,
+        models: Models,
+        inspector: Inspector,
+        supervisor: Supervisor,
+        views: Views,
     ) -> None:
         self._settings = settings
         self._store = store
         self._models = models
         self._inspector = inspector
         self._supervisor = supervisor
+        self._views = views
         self._uploads = 0
         self._job_uploads = 0
         self._was_ready = False
@@ -199,7 +207,7 @@ class Admission:
         words = {}
         for name, model in self._models.by_name.items():
             try:
-                words[name] = MATCHES[_match(scene, model).kind]
+                words[name] = MATCHES[match_model(scene, model).kind]
             except BandsMissing as error:
                 words[name] = f"does not match: {error}"
         return words
@@ -223,7 +231,7 @@ class Admission:
     def check(self, scene: SceneRecord, request: JobRequest) -> tuple[ServedModel, MapOptions]:
         """Refuse what a worker would refuse, as far as it can be known from the header."""
         model = self._models.find(request.model)
-        _match(scene, model)
+        match_model(scene, model)
         options = MapOptions(request.stride_px, request.blend, request.probability_type, self._settings.strip_px)
         return model, options.settled(model.manifest, scene.document["cols"])
 
@@ -264,6 +272,8 @@ class Admission:
             rmtree(self._settings.scene_folder(scene.id), ignore_errors=True)
         log.info("accepted", extra={"job_id": kept.id})
         self._supervisor.wake()
+        if kept.id == job.id:
+            self._views.make_ahead(scene)
         return kept
 
     def dismiss(self, job: JobRecord) -> None:
@@ -285,7 +295,8 @@ class Admission:
                 rmtree(self._settings.scene_folder(scene_id), ignore_errors=True)
 
 
-def _match(scene: SceneRecord, model: ServedModel) -> BandMatch:
+def match_model(scene: SceneRecord, model: ServedModel) -> BandMatch:
+    """How the scene's good bands become the model's, or the refusal."""
     nm = scene.document["wavelengths_nm"]
     return match_manifest(None if nm is None else np.array(nm), scene.document["bands"], model.manifest)
 

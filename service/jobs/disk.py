@@ -30,13 +30,15 @@ def drop_work(settings: Settings, job_id: str) -> None:
 
 
 def sweep(settings: Settings, store: Store) -> None:
-    """What a killed server left: uploads that were not taken in, folders that belong to nobody, work that is over."""
+    """What a killed server left: uploads that were not taken in, stray folders, half-made views, finished work."""
     for folder in _ours(settings.data / "incoming"):
         rmtree(folder, ignore_errors=True)
     scenes, jobs = store.known("scenes"), store.known("jobs")
     for folder in _ours(settings.data / "scenes"):
         if folder.name not in scenes:
             rmtree(folder, ignore_errors=True)
+        for half_made in settings.views_folder(folder.name).glob("half-*"):
+            rmtree(half_made, ignore_errors=True)
     for folder in _ours(settings.data / "jobs"):
         if folder.name not in jobs:
             rmtree(folder, ignore_errors=True)

@@ -19,6 +19,7 @@ def describe_header(scene: Scene) -> dict[str, Any]:
         "type": scene.dtype,
         "bands": len(scene.bands),
         "bad_bands": scene.bad_bands,
+        "band_numbers": list(scene.bands),
         "wavelengths_nm": None if nm is None else [round(float(value), 4) for value in nm],
         # As text, since JSON has no NaN.
         "no_data": sorted({f"{value:g}" for value in scene.nodata if value is not None}),

@@ -53,8 +53,8 @@ class MapWriter:
     ) -> None:
         self._open_things.close()
         if error is None:
-            for name, file in self._files.items():
-                self._require_whole(name, file)
+            for file in self._files.values():
+                require_whole(file)
 
     def write(self, strip: StoredStrip) -> None:
         """Put a strip in its place."""
@@ -67,23 +67,8 @@ class MapWriter:
         except GDAL_ERRORS as error:
             raise unwritten(error) from error
 
-    def _require_whole(self, name: str, file: Any) -> None:
-        """rasterio closes a file on a full disk without a word."""
-        least = file.count * file.height * file.width * np.dtype(file.dtypes[0]).itemsize
-        if plain_name(self._folder, name).stat().st_size < least:
-            raise disk_is_full()
-
     def _open(self, name: str, bands: int, dtype: str, nodata: float) -> None:
-        scene = self._scene
-        place: dict[str, Any] = {"crs": scene.crs, "transform": scene.transform}
-        if scene.gcps:
-            place = {"crs": scene.crs or CRS(), "gcps": list(scene.gcps)}
-        # Plain strips, since they are written once and read once; blocks and compression come with the copy.
-        with unplaced_is_fine():
-            file = rasterio.open(
-                plain_name(self._folder, name), "w", driver="GTiff", height=scene.rows, width=scene.cols, count=bands,
-                dtype=dtype, nodata=nodata, interleave="pixel", bigtiff="if_safer", photometric="minisblack", **place,
-            )  # fmt: skip
+        file = create_plain(plain_name(self._folder, name), self._scene, bands, dtype, nodata)
         self._files[name] = self._open_things.enter_context(file)
 
     def _describe(self) -> None:
@@ -107,6 +92,28 @@ class MapWriter:
 def plain_name(folder: Path, name: str) -> Path:
     """Where a raster lies before it is cloud-optimised."""
     return folder / f"plain_{name}"
+
+
+def create_plain(
+    path: Path, scene: Scene, bands: int, dtype: str, nodata: float, photometric: str = "minisblack"
+) -> Any:
+    """A new raster of the scene's size and place, open to be written."""
+    place: dict[str, Any] = {"crs": scene.crs, "transform": scene.transform}
+    if scene.gcps:
+        place = {"crs": scene.crs or CRS(), "gcps": list(scene.gcps)}
+    # Plain strips, since they are written once and read once; blocks and compression come with the copy.
+    with unplaced_is_fine():
+        return rasterio.open(
+            path, "w", driver="GTiff", height=scene.rows, width=scene.cols, count=bands, dtype=dtype, nodata=nodata,
+            interleave="pixel", bigtiff="if_safer", photometric=photometric, **place,
+        )  # fmt: skip
+
+
+def require_whole(file: Any) -> None:
+    """rasterio closes a file on a full disk without a word."""
+    least = file.count * file.height * file.width * np.dtype(file.dtypes[0]).itemsize
+    if Path(file.name).stat().st_size < least:
+        raise disk_is_full()
 
 
 def optimise(folder: Path, name: str, threads: int) -> None:

@@ -22,6 +22,7 @@ from rasterio.warp import transform_geom
 from model.bundle import Bundle, Manifest
 from service.errors import unwritten
 from service.mapping.engines import Engine
+from service.mapping.grids import span_a_plane
 from service.mapping.rasters import GDAL_ENV
 from service.mapping.scenes import GDAL_ERRORS, Scene, unplaced_is_fine
 from service.mapping.strips import StoredStrip
@@ -277,7 +278,7 @@ def _assets(manifest: Manifest) -> dict[str, Any]:
 
 def _footprint(scene: Scene) -> dict[str, Any] | None:
     """The scene's outline in longitude and latitude; None where it has no place on Earth."""
-    if scene.crs is None or not scene.is_georeferenced or (scene.gcps and not _span_a_plane(scene)):
+    if scene.crs is None or not scene.is_georeferenced or (scene.gcps and not span_a_plane(scene.gcps)):
         return None
     transform = from_gcps(list(scene.gcps)) if scene.gcps else scene.transform
     corners = [(0, 0), (0, scene.rows), (scene.cols, scene.rows), (scene.cols, 0), (0, 0)]
@@ -289,9 +290,3 @@ def _footprint(scene: Scene) -> dict[str, Any] | None:
     if not (np.abs(outline["coordinates"][0]) <= (180, 90)).all():  # not finite, or nowhere
         return None
     return {"type": "Polygon", "coordinates": [[list(map(float, point)) for point in outline["coordinates"][0]]]}
-
-
-def _span_a_plane(scene: Scene) -> bool:
-    """Whether the ground control points tell rows from columns."""
-    places = np.array([(point.row, point.col) for point in scene.gcps])
-    return len(places) >= 3 and bool(np.linalg.matrix_rank(places - places[0]) == 2)

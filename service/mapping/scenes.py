@@ -193,6 +193,22 @@ class ScenePixels:
             valid &= np.isfinite(cube).all(axis=-1)
         return cube, valid
 
+    def spectrum(self, row: int, col: int) -> NDArray[np.float32]:
+        """One pixel's values in every band; NaN where a band has no data, whatever the others have."""
+        scene, window = self._scene, Window(col, row, 1, 1)
+        raw = self._dataset.read(list(scene.bands), window=window)  # (bands, 1, 1)
+        cube = np.empty((1, 1, len(raw)), np.float32)
+        with np.errstate(over="ignore"):
+            self._fill(cube, raw)
+        missing = np.array([_is_nodata(raw[[place]], (value,))[0, 0] for place, value in enumerate(scene.nodata)])
+        is_zero = np.array([value == 0 for value in scene.nodata])
+        if not missing[is_zero].all():  # dark pixels hold real zeros
+            missing &= ~is_zero
+        if scene.has_mask and not self._dataset.dataset_mask(window=window)[0, 0]:
+            missing[:] = True
+        values: NDArray[np.float32] = np.where(missing | ~np.isfinite(cube[0, 0]), np.nan, cube[0, 0])
+        return values
+
     def _fill(self, cube: NDArray[np.float32], raw: NDArray[Any]) -> None:
         for row in range(len(cube)):  # a row at a time stays in the cache while it is turned, converted and scaled
             cube[row] = raw[:, row].T

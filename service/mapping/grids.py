@@ -1,0 +1,182 @@
+"""Where a raster lies among map tiles: in Web Mercator, or in its own pixels where it has no place on Earth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rasterio.control import GroundControlPoint
+from rasterio.crs import CRS
+from rasterio.transform import Affine, from_gcps
+from rasterio.warp import transform as transform_points
+
+from service.mapping.scenes import GDAL_ERRORS
+
+TILE_PX = 256
+MOST_ZOOM = 30
+LON_LAT, MERCATOR = CRS.from_epsg(4326), CRS.from_epsg(3857)
+RADIUS_M = 6_378_137.0
+WORLD_M = 2 * math.pi * RADIUS_M
+MOST_LATITUDE = math.degrees(2 * math.atan(math.exp(math.pi)) - math.pi / 2)  # where Web Mercator is a square
+EDGE_POINTS = 21  # on each side of a scene: its edges are curves in another system
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of the XYZ scheme: x to the right, y down."""
+
+    zoom: int
+    x: int
+    y: int
+    px: int = TILE_PX
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A raster's size, its place, and its tiles."""
+
+    rows: int
+    cols: int
+    crs: CRS | None  # None: no place on Earth
+    transform: Affine  # from (col, row) into `crs`
+    is_mercator: bool  # otherwise tiles count the raster's own pixels, from the upper left corner
+    pixel_size: float  # of the middle pixel, in the tiles' units
+    bounds: tuple[float, float, float, float] | None  # west, south, east, north; east is above 180 across the date line
+    min_zoom: int  # the whole raster fits into a tile
+    max_zoom: int  # a pixel of a tile is about a pixel of the raster
+
+    def tile_transform(self, tile: Tile) -> Affine:
+        """From a tile's (col, row) into the tiles' units; the vertical axis points up, as GDAL likes it."""
+        if self.is_mercator:
+            span, left, top = WORLD_M / 2**tile.zoom, -WORLD_M / 2, WORLD_M / 2
+        else:
+            span, left, top = TILE_PX * 2.0 ** (self.max_zoom - tile.zoom), 0.0, 0.0
+        size = span / tile.px
+        return Affine(size, 0, left + tile.x * span, 0, -size, top - tile.y * span)
+
+    def is_touched(self, tile: Tile) -> bool:
+        """Whether a tile may hold a part of the raster."""
+        place = self.tile_transform(tile)
+        left, top = place.c, place.f
+        right, bottom = place @ (tile.px, tile.px)
+        if not self.is_mercator:
+            return bool(left < self.cols and right > 0 and -top < self.rows and -bottom > 0)
+        if not (0 <= tile.x < 2**tile.zoom and 0 <= tile.y < 2**tile.zoom):
+            return False
+        assert self.bounds is not None
+        (west, east), (south, north) = mercator(np.array(self.bounds[::2]), np.array(self.bounds[1::2]))
+        turns = [left < east - turn and right > west - turn for turn in (-WORLD_M, 0.0, WORLD_M)]
+        return bool(any(turns) and bottom < north and top > south)
+
+    def places_in(self, tile: Tile, points: int) -> tuple[Numbers, Numbers]:
+        """The raster's (cols, rows) at a lattice of points over a tile; not finite where there are none."""
+        steps = np.linspace(0, tile.px, points)
+        x, y = (np.asarray(numbers, float) for numbers in self.tile_transform(tile) @ tuple(np.meshgrid(steps, steps)))
+        if not self.is_mercator:
+            return x.ravel(), -y.ravel()
+        return self._to_pixels(MERCATOR, x.ravel(), y.ravel())
+
+    def lon_lat(self, row: int, col: int) -> tuple[float, float] | None:
+        """Of a pixel's centre."""
+        found = None if self.crs is None else _lon_lat(self.crs, self.transform, [col + 0.5], [row + 0.5])
+        if found is None:
+            return None
+        return float((found[0][0] + 180) % 360 - 180), float(found[1][0])
+
+    def pixel_at(self, lon: float, lat: float) -> tuple[int, int] | None:
+        """Row and column; None where the raster has no place on Earth. They may lie outside of it."""
+        if self.crs is None:
+            return None
+        cols, rows = self._to_pixels(LON_LAT, np.array([lon]), np.array([lat]))
+        if not (np.isfinite(cols[0]) and np.isfinite(rows[0])):
+            return -1, -1
+        return math.floor(rows[0]), math.floor(cols[0])
+
+    def _to_pixels(self, crs: CRS, x: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
+        assert self.crs is not None
+        try:
+            x, y = (np.array(numbers, float) for numbers in transform_points(crs, self.crs, x, y))
+        except GDAL_ERRORS:  # of some points: the others are lost with them
+            return np.full(len(x), np.inf), np.full(len(x), np.inf)
+        if self.crs.is_geographic:  # the turn round the Earth that the raster is on
+            middle = (self.transform @ (self.cols / 2, self.rows / 2))[0]
+            x = x - 360 * np.round((x - middle) / 360)
+        return ~self.transform @ (x, y)  # type: ignore[no-any-return]
+
+
+def lay_grid(rows: int, cols: int, crs: CRS | None, transform: Affine, gcps: Sequence[GroundControlPoint] = ()) -> Grid:
+    """The grid of a raster with this georeference."""
+    if gcps:
+        transform = from_gcps(list(gcps)) if span_a_plane(gcps) else Affine.identity()
+    ring = None
+    if crs is not None and transform != Affine.identity() and transform.determinant != 0:
+        ring = _outline(rows, cols, crs, transform)
+    if crs is None or ring is None:
+        return _pixel_grid(rows, cols, None, Affine.identity())
+    middle = _lon_lat(crs, transform, cols / 2 + np.array([0.0, 1, 0]), rows / 2 + np.array([0.0, 0, 1]))
+    pixel_m = None if middle is None else _pixel_m(*middle)
+    if not pixel_m:  # beyond Web Mercator
+        return _pixel_grid(rows, cols, crs, transform)
+    lon, lat = ring
+    west, east = lon.min(), lon.max()
+    turn = 360 * math.floor((west + 180) / 360)
+    west, east = (-180.0, 180.0) if east - west >= 360 else (west - turn, east - turn)
+    south, north = np.clip((lat.min(), lat.max()), -MOST_LATITUDE, MOST_LATITUDE)
+    x, y = mercator(np.array([west, east]), np.array([south, north]))
+    extent_m = max(x[1] - x[0], y[1] - y[0], pixel_m)
+    # A pixel may be shown a fifth larger than it is, rather than have four times as many tiles.
+    max_zoom = min(MOST_ZOOM, max(0, math.ceil(math.log2(WORLD_M / TILE_PX / pixel_m) - 0.25)))
+    min_zoom = min(max_zoom, max(0, math.floor(math.log2(WORLD_M / extent_m))))
+    bounds = (float(west), float(south), float(east), float(north))
+    return Grid(rows, cols, crs, transform, True, pixel_m, bounds, min_zoom, max_zoom)
+
+
+def span_a_plane(gcps: Sequence[GroundControlPoint]) -> bool:
+    """Whether ground control points tell rows from columns."""
+    places = np.array([(point.row, point.col) for point in gcps])
+    return len(places) >= 3 and bool(np.linalg.matrix_rank(places - places[0]) == 2)
+
+
+def mercator(lon: Numbers, lat: Numbers) -> tuple[Numbers, Numbers]:
+    """Web Mercator's metres."""
+    return RADIUS_M * np.radians(lon), RADIUS_M * np.arctanh(np.sin(np.radians(lat)))
+
+
+def _pixel_grid(rows: int, cols: int, crs: CRS | None, transform: Affine) -> Grid:
+    max_zoom = max(0, math.ceil(math.log2(max(rows, cols) / TILE_PX)))
+    return Grid(rows, cols, crs, transform, False, 1.0, None, 0, max_zoom)
+
+
+def _lon_lat(crs: CRS, transform: Affine, cols: Any, rows: Any) -> tuple[Numbers, Numbers] | None:
+    """Longitudes and latitudes, which do not jump; None where there are none."""
+    x, y = transform @ (np.asarray(cols, float), np.asarray(rows, float))
+    try:
+        lon, lat = (np.array(numbers, float) for numbers in transform_points(crs, LON_LAT, x, y))
+    except GDAL_ERRORS:  # a local system, or that of another planet
+        return None
+    if not (np.isfinite(lon).all() and (np.abs(lat) <= 90 + 1e-6).all()):
+        return None
+    return np.unwrap(lon, period=360), lat
+
+
+def _outline(rows: int, cols: int, crs: CRS, transform: Affine) -> tuple[Numbers, Numbers] | None:
+    steps = np.linspace(0, 1, EDGE_POINTS)
+    low, high = np.zeros(EDGE_POINTS), np.ones(EDGE_POINTS)
+    across = np.concatenate([steps, high, steps[::-1], low])
+    down = np.concatenate([low, steps, high, steps[::-1]])
+    return _lon_lat(crs, transform, across * cols, down * rows)
+
+
+def _pixel_m(lon: Numbers, lat: Numbers) -> float | None:
+    """The size of a pixel, from its corner and the next ones to the right and below; None beyond Web Mercator."""
+    if np.abs(lat).max() > MOST_LATITUDE:
+        return None
+    x, y = mercator(lon, lat)
+    area = (x[1] - x[0]) * (y[2] - y[0]) - (x[2] - x[0]) * (y[1] - y[0])
+    return math.sqrt(abs(area)) if np.isfinite(area) else None

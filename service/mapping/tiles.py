@@ -1,0 +1,170 @@
+"""Map tiles and single pixels of our own rasters: a class map, probabilities, a picture of the scene."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import rasterio
+from numpy.typing import NDArray
+from rasterio.enums import Resampling
+from rasterio.transform import Affine
+from rasterio.warp import reproject
+from rasterio.windows import Window
+from rio_tiler.colormap import cmap
+
+from service.mapping.grids import MERCATOR, Grid, Tile, lay_grid
+from service.mapping.png import png_by_table, png_of_colors
+from service.mapping.rasters import GDAL_ENV
+from service.mapping.scenes import unplaced_is_fine
+from service.mapping.strips import BYTE_NODATA, BYTE_STEPS
+
+Kind = Literal["classes", "share", "picture"]
+LATTICE_POINTS = 17  # over a tile, to find the part of the raster that it shows
+MARGIN_PX = 3  # round that part: what lies between the points, and what resampling looks at
+KEPT_HEADERS = 256
+RAMP_NAME = "viridis"
+RAMP_STOPS = 9
+
+Table = NDArray[np.uint8]  # (n, 4): red, green, blue, opacity
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a raster says of itself; it never changes."""
+
+    grid: Grid
+    overviews: int
+    nodata: float | None
+    colors: Table | None  # by value
+
+
+def ramp() -> list[str]:
+    """The colours of 0 to 1, as stops of the same distance."""
+    table = _ramp_table()[np.linspace(0, BYTE_STEPS, RAMP_STOPS).round().astype(int)]
+    return [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue, _ in table.tolist()]
+
+
+@lru_cache(1)
+def _ramp_table() -> Table:
+    colors: Any = cmap.get(RAMP_NAME)
+    table = np.zeros((BYTE_NODATA + 1, 4), np.uint8)
+    table[: BYTE_STEPS + 1] = [colors[round(255 * step / BYTE_STEPS)] for step in range(BYTE_STEPS + 1)]
+    return table
+
+
+@lru_cache(KEPT_HEADERS)
+def read_header(path: Path) -> Header:
+    """A raster's header, kept."""
+    with _opened(path) as raster:
+        gcps, gcps_crs = raster.gcps
+        grid = lay_grid(raster.height, raster.width, raster.crs or gcps_crs, raster.transform, gcps)
+        return Header(grid, len(raster.overviews(1)), raster.nodata, _color_table(raster))
+
+
+def _color_table(raster: Any) -> Table | None:
+    try:
+        colors = raster.colormap(1)
+    except ValueError:  # it has none
+        return None
+    most = max((value for value, color in colors.items() if any(color[:3])), default=0)
+    table = np.zeros((most + 1, 4), np.uint8)
+    for value in range(1, most + 1):
+        table[value] = colors[value]
+    return table
+
+
+@contextmanager
+def _opened(path: Path, level: int = 0) -> Iterator[Any]:
+    options = {"overview_level": level - 1} if level else {}
+    with rasterio.Env(**GDAL_ENV), unplaced_is_fine(), rasterio.open(path, driver="GTiff", **options) as raster:
+        yield raster
+
+
+def render_tile(path: Path, kind: Kind, tile: Tile, band: int = 1) -> bytes:
+    """A tile as PNG, clear where the raster has no data or does not reach."""
+    header = read_header(path)
+    bands = [1, 2, 3] if kind == "picture" else [band]
+    values = read_tile(path, header, tile, bands, is_smooth=kind != "classes")
+    if kind == "picture":
+        return _picture(values)
+    if kind == "classes":
+        return _classes(values[0], header)
+    return png_by_table(_steps(values[0]), _ramp_table())
+
+
+def _classes(values: NDArray[Any], header: Header) -> bytes:
+    assert header.colors is not None
+    table = header.colors
+    values = np.where(values < len(table), values, 0)
+    return png_by_table(values.astype(np.uint8), table) if len(table) <= 256 else png_of_colors(table[values])
+
+
+def _steps(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Probabilities in the steps of a byte, whatever they are kept in."""
+    if values.dtype == np.uint8:
+        return values
+    steps = np.round(np.clip(np.nan_to_num(values), 0, 1) * BYTE_STEPS)
+    return np.where(np.isnan(values), BYTE_NODATA, steps).astype(np.uint8)
+
+
+def _picture(values: NDArray[np.uint8]) -> bytes:
+    colors = np.moveaxis(values, 0, -1)
+    is_valid = colors.any(axis=-1)
+    if is_valid.all():
+        return png_of_colors(colors)
+    return png_of_colors(np.dstack([colors, np.where(is_valid, 255, 0).astype(np.uint8)]))
+
+
+def read_tile(path: Path, header: Header, tile: Tile, bands: list[int], *, is_smooth: bool) -> NDArray[Any]:
+    """Values (bands, rows, cols) of a tile; what is not there holds the raster's no-data value."""
+    grid = header.grid
+    place = grid.tile_transform(tile)
+    shrinkage = place.a / grid.pixel_size  # pixels of the raster in one of the tile, along a side
+    level = min(header.overviews, max(0, math.floor(math.log2(shrinkage) + 0.01)))
+    with _opened(path, level) as raster:
+        out = np.full((len(bands), tile.px, tile.px), header.nodata, raster.dtypes[0])
+        scale = Affine.scale(grid.cols / raster.width, grid.rows / raster.height)
+        window = _window(grid, tile, scale, raster.height, raster.width) if grid.is_touched(tile) else None
+        if window is None:
+            return out
+        values = raster.read(bands, window=window)
+    source = grid.transform if grid.is_mercator else Affine(1, 0, 0, 0, -1, 0)
+    crs = grid.crs if grid.is_mercator else MERCATOR  # any will do, as long as it is the same
+    reproject(
+        values, out, src_transform=source @ scale @ Affine.translation(window.col_off, window.row_off), src_crs=crs,
+        dst_transform=place, dst_crs=MERCATOR, src_nodata=header.nodata, dst_nodata=header.nodata,
+        resampling=Resampling.bilinear if is_smooth and shrinkage > 1 else Resampling.nearest,
+    )  # fmt: skip
+    return out
+
+
+def _window(grid: Grid, tile: Tile, scale: Affine, height: int, width: int) -> Window | None:
+    """The part of an overview that a tile shows; None where it shows none."""
+    cols, rows = grid.places_in(tile, LATTICE_POINTS)
+    if tile.zoom < grid.min_zoom or not (np.isfinite(cols).all() and np.isfinite(rows).all()):
+        return Window(0, 0, width, height)
+    left, right = _stretch(cols / scale.a, width)
+    top, bottom = _stretch(rows / scale.e, height)
+    return Window(left, top, right - left, bottom - top) if right > left and bottom > top else None
+
+
+def _stretch(places: NDArray[np.float64], size: int) -> tuple[int, int]:
+    low, high = math.floor(places.min()) - MARGIN_PX, math.ceil(places.max()) + MARGIN_PX
+    return max(0, low), min(size, high)
+
+
+def read_pixel(path: Path, row: int, col: int) -> NDArray[np.float64]:
+    """Every band's value of one pixel, scaled; NaN where there is no data."""
+    with _opened(path) as raster:
+        raw = raster.read(window=Window(col, row, 1, 1))[:, 0, 0].astype(np.float64)
+        if raster.nodata is not None:
+            raw[raw == raster.nodata] = np.nan
+        values: NDArray[np.float64] = raw * raster.scales + raster.offsets
+        return values
