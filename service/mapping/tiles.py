@@ -73,10 +73,8 @@ def _color_table(raster: Any) -> Table | None:
         colors = raster.colormap(1)
     except ValueError:  # it has none
         return None
-    most = max((value for value, color in colors.items() if any(color[:3])), default=0)
-    table = np.zeros((most + 1, 4), np.uint8)
-    for value in range(1, most + 1):
-        table[value] = colors[value]
+    table = np.array([colors[value] for value in range(len(colors))], np.uint8)
+    table[0] = 0
     return table
 
 
@@ -101,8 +99,7 @@ def render_tile(path: Path, kind: Kind, tile: Tile, band: int = 1) -> bytes:
 
 def _classes(values: NDArray[Any], header: Header) -> bytes:
     assert header.colors is not None
-    table = header.colors
-    values = np.where(values < len(table), values, 0)
+    table = header.colors[: int(values.max()) + 1]
     return png_by_table(values.astype(np.uint8), table) if len(table) <= 256 else png_of_colors(table[values])
 
 

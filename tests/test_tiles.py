@@ -1,0 +1,351 @@
+"""Tiles show every pixel where it lies, in its colour, whatever the raster's place."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from rasterio.control import GroundControlPoint
+from rasterio.transform import Affine, from_gcps, from_origin
+from rio_tiler.io import Reader
+
+from service.mapping.grids import Tile
+from service.mapping.tiles import ramp, read_header, read_pixel, read_tile, render_tile
+from tests.scenes import GRID, UTM
+from tests.tiles import COLORS, lon_lats, rgba, tile_places, write_classes, write_cog
+
+ROWS, COLS = 30, 41
+TURNED = Affine.translation(500_000, 5_800_000) @ Affine.rotation(33) @ Affine.scale(20, -20)
+SHEARED = Affine(20, 6, 500_000, -4, -25, 5_800_000)
+PLACES = {
+    "north up": ("EPSG:32633", GRID),
+    "turned": ("EPSG:32633", TURNED),
+    "turned far": ("EPSG:32633", TURNED @ Affine.rotation(120)),
+    "sheared": ("EPSG:32633", SHEARED),
+    "south up": ("EPSG:32633", Affine(30, 0, 380_000, 0, 30, 5_700_000)),
+    "mirrored": ("EPSG:32633", Affine(-30, 0, 480_000, 0, -30, 5_700_000)),
+    "oblong pixels": ("EPSG:32633", Affine(60, 0, 380_000, 0, -20, 5_700_000)),
+    "southern": ("EPSG:32733", from_origin(380_000, 7_000_000, 30, 30)),
+    "degrees": ("EPSG:4326", from_origin(13.0, 52.0, 0.001, 0.001)),
+    "degrees, south up": ("EPSG:4326", Affine(0.001, 0, 13, 0, 0.001, 52)),
+    "degrees, turned": ("EPSG:4326", Affine.translation(13, 52) @ Affine.rotation(20) @ Affine.scale(0.001, -0.001)),
+    "mercator": ("EPSG:3857", from_origin(1_500_000, 6_800_000, 30, 30)),
+    "mercator, turned": ("EPSG:3857", Affine.translation(1.5e6, 6.8e6) @ Affine.rotation(70) @ Affine.scale(20, -20)),
+    "mercator, south up": ("EPSG:3857", Affine(30, 0, 1_500_000, 0, 30, 6_800_000)),
+    "date line, metres": ("EPSG:32601", from_origin(212_000, 5_820_000, 600, 600)),
+    "date line, other side": ("EPSG:32660", from_origin(780_000, 5_820_000, 600, 600)),
+    "date line, degrees": ("EPSG:4326", from_origin(179.9, 52.0, 0.005, 0.005)),
+    "date line, west of it": ("EPSG:4326", from_origin(-180.1, 52.0, 0.005, 0.005)),
+    "degrees up to 360": ("EPSG:4326", from_origin(200.0, 52.0, 0.005, 0.005)),
+    "polar projection": ("EPSG:3413", from_origin(-1_000_000, -1_500_000, 1000, 1000)),
+    "tiny pixels": ("EPSG:32633", from_origin(380_000, 5_820_000, 0.01, 0.01)),
+}
+
+
+@pytest.fixture(scope="module")
+def values() -> np.ndarray:
+    """Classes 1..20 without a pattern, and a hole."""
+    found = np.random.default_rng(4).integers(1, 21, (ROWS, COLS), np.uint8)
+    found[10:14, 20:29] = 0
+    return found
+
+
+def assert_shown(path, values, crs, transform, zoom, px=256):
+    """Every pixel's centre has its colour in the tile in which it lies."""
+    places = tile_places(*lon_lats(*values.shape, crs, transform), zoom, px)
+    tiles = {(int(x), int(y)) for x, y in zip(places[0].ravel(), places[1].ravel(), strict=True)}
+    pictures = {(x, y): rgba(render_tile(path, "classes", Tile(zoom, x, y, px))) for x, y in tiles}
+    for value, x, y, row, col in zip(values.ravel(), *(place.ravel() for place in places), strict=True):
+        assert tuple(pictures[x, y][row, col]) == COLORS.get(value, (0, 0, 0, 0))
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_every_pixel_lies_in_its_tile(tmp_path, values, name):
+    crs, transform = PLACES[name]
+    path = write_classes(tmp_path, values, crs=crs, transform=transform)
+    grid = read_header(path).grid
+    assert grid.is_mercator
+    assert_shown(path, values, crs, transform, min(30, grid.max_zoom + 2))
+    assert_shown(path, values, crs, transform, min(30, grid.max_zoom + 1), 512)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_pixel_is_found_by_the_place_of_its_centre(tmp_path, values, name):
+    crs, transform = PLACES[name]
+    grid = read_header(write_classes(tmp_path, values, crs=crs, transform=transform)).grid
+    lon, lat = lon_lats(*values.shape, crs, transform)
+    for row, col in ((0, 0), (0, COLS - 1), (ROWS - 1, 0), (17, 23)):
+        there = (lon[row, col] + 180) % 360 - 180
+        assert grid.pixel_at(there, lat[row, col]) == (row, col)
+        np.testing.assert_allclose(grid.lon_lat(row, col), (there, lat[row, col]), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_bounds_hold_every_pixel_and_little_more(tmp_path, values, name):
+    crs, transform = PLACES[name]
+    grid = read_header(write_classes(tmp_path, values, crs=crs, transform=transform)).grid
+    west, south, east, north = grid.bounds
+    lon, lat = lon_lats(*values.shape, crs, transform)
+    lon = west + (lon - west) % 360
+    assert -180 <= west < 180
+    assert lon.max() <= east
+    assert south <= lat.min() <= lat.max() <= north
+    assert east - west <= 1.2 * (lon.max() - lon.min())
+    assert north - south <= 1.2 * (lat.max() - lat.min())
+
+
+def test_a_scene_with_control_points_lies_where_their_fit_puts_it(tmp_path, values):
+    corners = [(0, 0), (0, COLS), (ROWS, COLS), (ROWS, 0)]
+    points = [GroundControlPoint(row, col, *(SHEARED @ (col, row)), 0) for row, col in corners]
+    path = write_classes(tmp_path, values, crs=UTM, gcps=points)
+    assert read_header(path).grid.is_mercator
+    assert_shown(path, values, UTM, from_gcps(points), read_header(path).grid.max_zoom + 2)
+
+
+def test_control_points_on_a_line_give_no_place(tmp_path, values):
+    points = [GroundControlPoint(row, row, 380_000 + 30 * row, 5_820_000 - 30 * row, 0) for row in (0, 10, 20)]
+    grid = read_header(write_classes(tmp_path, values, crs=UTM, gcps=points)).grid
+    assert not grid.is_mercator
+    assert grid.crs is None
+
+
+@pytest.mark.parametrize(
+    ("crs", "transform"),
+    [
+        (None, None),
+        (None, GRID),
+        ("EPSG:32633", None),
+        ("EPSG:4326", Affine(0.0, 0, 13, 0, 0.0, 52)),
+        ("EPSG:4326", from_origin(13, 300, 0.1, 0.1)),
+        ("+proj=longlat +a=1737400 +b=1737400 +no_defs", from_origin(13, 52, 0.001, 0.001)),
+        ('LOCAL_CS["a drawing",UNIT["metre",1]]', GRID),
+    ],
+    ids=["nothing", "no system", "no transform", "no size", "no latitude", "the Moon", "a drawing"],
+)
+def test_what_has_no_place_on_earth_is_shown_in_its_pixels(tmp_path, values, crs, transform):
+    path = write_classes(tmp_path, values, crs=crs, transform=transform)
+    grid = read_header(path).grid
+    assert (grid.is_mercator, grid.bounds, grid.lon_lat(0, 0), grid.pixel_at(13, 52)) == (False, None, None, None)
+    shown = rgba(render_tile(path, "classes", Tile(0, 0, 0)))
+    assert tuple(shown[3, 5]) == COLORS[values[3, 5]]
+
+
+def test_beyond_the_square_of_mercator_tiles_count_pixels_and_places_are_still_known(tmp_path, values):
+    transform = from_origin(-20_000, 20_000, 1000, 1000)  # round the pole
+    grid = read_header(write_classes(tmp_path, values, crs="EPSG:3413", transform=transform)).grid
+    assert not grid.is_mercator
+    assert grid.pixel_at(*grid.lon_lat(7, 9)) == (7, 9)
+
+
+def test_a_map_of_the_whole_world_is_cut_where_mercator_ends(tmp_path):
+    values = np.random.default_rng(4).integers(1, 21, (36, 72), np.uint8)
+    path = write_classes(tmp_path, values, crs="EPSG:4326", transform=from_origin(-180, 90, 5, 5))
+    grid = read_header(path).grid
+    assert grid.bounds == pytest.approx((-180, -85.0511287798, 180, 85.0511287798))
+    assert_shown(path, values[2:-2], "EPSG:4326", from_origin(-180, 80, 5, 5), grid.max_zoom + 2)
+
+
+# In pixels
+
+
+@pytest.fixture(scope="module")
+def unplaced(tmp_path_factory):
+    """A class map of 700 x 300 pixels without a place, and its values."""
+    values = np.random.default_rng(4).integers(1, 21, (700, 300), np.uint8)
+    values = np.kron(values[::20, ::20], np.ones((20, 20), np.uint8))
+    return write_classes(tmp_path_factory.mktemp("unplaced"), values, crs=None, transform=None), values
+
+
+def colors_of(values):
+    table = np.zeros((256, 4), np.uint8)
+    for value, color in COLORS.items():
+        table[value] = color
+    return table[values]
+
+
+def test_at_the_largest_zoom_a_pixel_is_a_pixel(unplaced):
+    path, values = unplaced
+    grid = read_header(path).grid
+    assert (grid.min_zoom, grid.max_zoom) == (0, 2)  # 700 pixels in one tile, in two, in four
+    shown = rgba(render_tile(path, "classes", Tile(2, 0, 1)))
+    np.testing.assert_array_equal(shown, colors_of(values[256:512, :256]))
+
+
+def test_what_a_tile_at_the_edge_lacks_is_clear(unplaced):
+    path, values = unplaced
+    shown = rgba(render_tile(path, "classes", Tile(2, 1, 2)))
+    np.testing.assert_array_equal(shown[:188, :44], colors_of(values[512:, 256:]))
+    assert not shown[188:].any()
+    assert not shown[:, 44:].any()
+
+
+def test_at_zoom_0_the_whole_scene_is_in_one_tile(unplaced):
+    path, values = unplaced
+    shown = rgba(render_tile(path, "classes", Tile(0, 0, 0)))
+    middles = colors_of(values)[10::20, 10::20]  # of blocks of 20 pixels, 5 in the tile
+    found = shown[2:175:5, 2:75:5]
+    assert (found == middles).all(axis=-1).mean() > 0.99
+    assert not shown[176:].any()
+    assert not shown[:, 76:].any()
+
+
+def test_beyond_the_largest_zoom_pixels_grow(unplaced):
+    path, values = unplaced
+    shown = rgba(render_tile(path, "classes", Tile(5, 3, 2)))  # 32 x 32 pixels
+    np.testing.assert_array_equal(shown, np.kron(colors_of(values[64:96, 96:128]), np.ones((8, 8, 1), np.uint8)))
+
+
+def test_a_large_tile_shows_the_same_place_twice_as_fine(unplaced):
+    path, _ = unplaced
+    large = rgba(render_tile(path, "classes", Tile(1, 0, 0, 512)))
+    parts = [[rgba(render_tile(path, "classes", Tile(2, x, y))) for x in (0, 1)] for y in (0, 1)]
+    np.testing.assert_array_equal(large, np.concatenate([np.concatenate(row, axis=1) for row in parts]))
+
+
+# Everywhere
+
+
+@pytest.mark.parametrize(
+    ("zoom", "x", "y"),
+    [
+        (12, 0, 0),
+        (12, -1, 5),
+        (12, 4096, 5),
+        (3, 2**30, 2**30),
+        (30, 2**30 - 1, 2**30 - 1),
+        (0, 0, 1),
+        (0, -(2**31), 0),
+    ],
+)
+def test_outside_tiles_are_clear(tmp_path, values, unplaced, zoom, x, y):
+    for path in (write_classes(tmp_path, values), unplaced[0]):
+        shown = rgba(render_tile(path, "classes", Tile(zoom, x, y)))
+        assert shown.shape == (256, 256, 4)
+        assert not shown[..., 3].any()
+
+
+def test_the_tile_of_the_whole_world_shows_the_scene_as_a_speck(tmp_path):
+    path = write_classes(tmp_path, np.full((3000, 3000), 7, np.uint8))
+    opaque = rgba(render_tile(path, "classes", Tile(0, 0, 0)))[..., 3] > 0
+    row, col = np.argwhere(opaque)[0]
+    assert opaque.sum() <= 4
+    assert (abs(row - 84), abs(col - 137)) <= (1, 1)
+
+
+def test_from_afar_a_class_is_shown_where_most_pixels_have_it(tmp_path):
+    values = np.where(np.random.default_rng(2).random((2000, 2000)) < 0.3, 2, 1).astype(np.uint8)
+    values[:, 1000:] = 5
+    path = write_classes(tmp_path, values)
+    zoom = read_header(path).grid.max_zoom - 3
+    lon, lat = lon_lats(4, 4, UTM, GRID @ Affine.scale(500))
+    x, y, row, col = (place[1] for place in tile_places(lon, lat, zoom))
+    for place, value in ((0, 1), (1, 1), (2, 5), (3, 5)):
+        shown = rgba(render_tile(path, "classes", Tile(zoom, int(x[place]), int(y[place]))))
+        assert tuple(shown[row[place], col[place]]) == COLORS[value]
+
+
+@pytest.mark.parametrize("zoom", [9, 10, 11, 12, 13, 15])
+def test_a_tile_is_the_one_that_rio_tiler_reads(tmp_path, zoom):
+    blocks = np.random.default_rng(4).integers(1, 21, (25, 25), np.uint8)
+    path = write_classes(tmp_path, np.kron(blocks, np.ones((40, 40), np.uint8)))
+    lon, lat = lon_lats(1, 1, UTM, GRID @ Affine.scale(1000))
+    x, y = (int(place[0, 0]) for place in tile_places(lon, lat, zoom)[:2])
+    with Reader(str(path)) as reader:
+        expected = reader.tile(x, y, zoom).data_as_image()[..., 0]
+    found = read_tile(path, read_header(path), Tile(zoom, x, y), [1], is_smooth=False)[0]
+    assert (found == expected).mean() > 0.98  # edges of blocks may fall on either side
+
+
+def test_more_classes_than_a_byte_holds_have_their_colours(tmp_path):
+    colors = {value: (value % 256, value // 256, 9, 255) for value in range(1, 301)}
+    values = np.arange(1, 301, dtype=np.uint16).reshape(10, 30)
+    values[0, 0] = 0
+    path = write_cog(tmp_path, "classes.tif", values, colors=colors, crs=None, transform=None)
+    shown = rgba(render_tile(path, "classes", Tile(0, 0, 0)))
+    assert tuple(shown[0, 0]) == (0, 0, 0, 0)
+    assert tuple(shown[9, 29]) == colors[300]
+    assert tuple(shown[8, 15]) == colors[256]
+
+
+def test_a_black_class_is_shown(tmp_path):
+    path = write_cog(
+        tmp_path, "classes.tif", np.full((5, 5), 2, np.uint8), colors={1: (9, 9, 9, 255), 2: (0, 0, 0, 255)},
+        crs=None, transform=None,
+    )  # fmt: skip
+    assert tuple(rgba(render_tile(path, "classes", Tile(0, 0, 0)))[2, 2]) == (0, 0, 0, 255)
+
+
+def test_probabilities_have_the_colours_of_the_ramp(tmp_path):
+    shares = np.array([[0.0, 0.125, 0.25, 0.5], [0.75, 0.875, 1.0, np.nan]])
+    as_bytes = np.where(np.isnan(shares), 255, np.round(np.nan_to_num(shares) * 254)).astype(np.uint8)
+    bytes_path = write_cog(tmp_path, "bytes.tif", as_bytes, nodata=255, scale=1 / 254, crs=None, transform=None)
+    floats_path = write_cog(
+        tmp_path, "floats.tif", shares.astype(np.float32), nodata=math.nan, crs=None, transform=None
+    )
+    stops = [tuple(int(color[place : place + 2], 16) for place in (1, 3, 5)) for color in ramp()]
+    for path in (bytes_path, floats_path):
+        shown = rgba(render_tile(path, "share", Tile(0, 0, 0)))
+        for place, stop in enumerate((0, 1, 2, 4, 6, 7, 8)):
+            assert tuple(shown[divmod(place, 4)]) == (*stops[stop], 255)
+        assert shown[1, 3, 3] == 0
+
+
+def test_the_ramp_goes_from_dark_to_bright(tmp_path):
+    light = [sum(int(color[place : place + 2], 16) for place in (1, 3, 5)) for color in ramp()]
+    assert len(light) == 9
+    assert light[0] < light[4] < light[8]
+
+
+def test_each_band_is_a_layer_of_its_own(tmp_path):
+    values = np.stack([np.full((6, 6), value, np.uint8) for value in (0, 127, 254)], axis=-1)
+    path = write_cog(tmp_path, "probabilities.tif", values, nodata=255, scale=1 / 254, crs=None, transform=None)
+    shown = [rgba(render_tile(path, "share", Tile(0, 0, 0), band))[3, 3] for band in (1, 2, 3)]
+    assert [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue, _ in shown] == [ramp()[0], ramp()[4], ramp()[8]]
+
+
+def test_between_zooms_probabilities_are_averaged_and_no_data_stays_out(tmp_path):
+    values = np.tile(np.array([[0, 254], [254, 0]], np.uint8), (300, 300))
+    values[:, 300:] = 255
+    path = write_cog(tmp_path, "confidence.tif", values, nodata=255, scale=1 / 254, crs=None, transform=None)
+    header = read_header(path)
+    found = read_tile(path, header, Tile(0, 0, 0), [1], is_smooth=True)[0]
+    assert (np.abs(found[5:145, 5:70].astype(int) - 127) <= 2).all()
+    assert (found[:, 76:] == 255).all()
+
+
+def test_a_picture_is_clear_where_it_has_no_data_and_opaque_elsewhere(tmp_path):
+    values = np.random.default_rng(1).integers(1, 256, (300, 300, 3), np.uint8)
+    values[:10] = 0
+    path = write_cog(tmp_path, "picture.tif", values, crs=None, transform=None)
+    shown = rgba(render_tile(path, "picture", Tile(1, 0, 0)))
+    np.testing.assert_array_equal(shown[10:, :, :3], values[10:256, :256])
+    assert not shown[:10].any()
+    assert (shown[10:, :, 3] == 255).all()
+
+
+def test_a_picture_without_holes_needs_no_opacity(tmp_path):
+    values = np.random.default_rng(1).integers(1, 256, (256, 256, 3), np.uint8)
+    path = write_cog(tmp_path, "picture.tif", values, crs=None, transform=None)
+    np.testing.assert_array_equal(rgba(render_tile(path, "picture", Tile(0, 0, 0)))[..., :3], values)
+
+
+def test_a_pixel_is_read_with_its_scale(tmp_path):
+    values = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
+    values[0, 0, 1] = 255
+    path = write_cog(tmp_path, "probabilities.tif", values, nodata=255, scale=1 / 254)
+    np.testing.assert_allclose(read_pixel(path, 2, 3), values[2, 3] / 254)
+    np.testing.assert_allclose(read_pixel(path, 0, 0), [0, math.nan, 2 / 254])
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (1, 900), (900, 1)])
+def test_the_smallest_and_the_thinnest_rasters_have_tiles(tmp_path, rows, cols):
+    values = np.full((rows, cols), 3, np.uint8)
+    for place in ({"crs": None, "transform": None}, {"crs": UTM, "transform": GRID}):
+        path = write_classes(tmp_path, values, **place)
+        read_header.cache_clear()
+        grid = read_header(path).grid
+        if grid.is_mercator:
+            assert_shown(path, values, UTM, GRID, grid.max_zoom + 2)
+        else:
+            assert tuple(rgba(render_tile(path, "classes", Tile(grid.max_zoom, 0, 0)))[0, 0]) == COLORS[3]
