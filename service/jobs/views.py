@@ -117,6 +117,7 @@ class Views:
                 "folder": str(half),
             }
             Path(self._children.ask(question)["picture"]).rename(path)
+            self._require_scene(scene)
         except OSError as error:
             self._require_scene(scene)  # its folder may have gone meanwhile
             raise unwritten(error) from error

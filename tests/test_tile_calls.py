@@ -1,0 +1,585 @@
+"""Tiles and pixels over HTTP: what is there, where it lies, who may see it, and what is kept."""
+
+import gzip
+import json
+import os
+import signal
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import rasterio
+from rasterio.control import GroundControlPoint
+from rasterio.transform import Affine
+
+from tests.bundles import write_bundle
+from tests.scenes import GRID, UTM, write_envi, write_tif
+from tests.server import part, running_server, wait_for
+from tests.test_classify_call import WAVELENGTH_LINE, WAVELENGTHS
+from tests.tiles import lon_lats, rgba, tile_places
+
+COLORS = ["#e41a1c", "#377eb8", "#4daf4a"]
+ROWS, COLS = 40, 33
+TURNED = Affine.translation(500_000, 5_800_000) @ Affine.rotation(33) @ Affine.scale(20, -20)
+POISON_FOLDER, POISON = Path(__file__).parent / "poison", 77.0  # as in poison/sitecustomize.py
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundles")
+    write_bundle(folder / "colors.onnx", class_colors=COLORS, class_names=["water", "meadow", "roof"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, bundles):
+    with running_server(tmp_path_factory.mktemp("tiles") / "data", "--bundles", bundles, "--device", "cpu") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    return server.client
+
+
+@pytest.fixture(scope="module")
+def cube():
+    found = np.random.default_rng(3).uniform(0.05, 0.6, (ROWS, COLS, 5)).astype("float32")
+    found[2, 3] = np.nan
+    return found
+
+
+@pytest.fixture(scope="module")
+def tif(tmp_path_factory, cube):
+    return write_tif(tmp_path_factory.mktemp("scene") / "field.tif", cube, wavelengths_nm=WAVELENGTHS)
+
+
+@pytest.fixture(scope="module")
+def job(server, tif):
+    """A finished job."""
+    return mapped(server, tif)
+
+
+def mapped(server, *paths, **fields):
+    files = [("scene", part(path)) for path in paths]
+    answer = server.client.post("/classify", files=files, data=fields, headers={"Prefer": "respond-async"})
+    assert answer.status_code == 201, answer.text
+    done = server.finished(answer.json()["jobID"])
+    assert done["status"] == "successful", done
+    return done["jobID"]
+
+
+def result(server, job, name):
+    with rasterio.open(server.data / "jobs" / job / "results" / name) as file:
+        return np.moveaxis(file.read() * np.array(file.scales)[:, None, None], 0, -1)
+
+
+def tilejson(client, job, **query):
+    answer = client.get(f"/jobs/{job}/tilejson.json", params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def tile(client, job, layer, zoom, x, y, sharp="", **query):
+    answer = client.get(f"/jobs/{job}/tiles/{layer}/{zoom}/{x}/{y}{sharp}.png", params=query)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "image/png"
+    return rgba(answer.content)
+
+
+def shown_at(client, job, layer, crs, transform, row, col, sharp="", **query):
+    """The colour that tiles show at a pixel's centre."""
+    lon, lat = (places[row : row + 1, col] for places in lon_lats(ROWS, COLS, crs, transform))
+    zoom = tilejson(client, job)["maxzoom"] + 2
+    x, y, inner_row, inner_col = (int(place[0]) for place in tile_places(lon, lat, zoom, 512 if sharp else 256))
+    return tile(client, job, layer, zoom, x, y, sharp, **query)[inner_row, inner_col]
+
+
+def refusal(answer, status, code):
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    return answer.json()["detail"]
+
+
+# TileJSON
+
+
+def test_tilejson_tells_where_the_class_map_lies(client, server, job):
+    document = tilejson(client, job)
+    lon, lat = lon_lats(ROWS, COLS, UTM, GRID)
+    west, south, east, north = document["bounds"]
+    assert document["tilejson"] == "3.0.0"
+    assert document["scheme"] == "xyz"
+    assert document["crs"] == "EPSG:3857"
+    assert (document["rows"], document["cols"], document["tile_px"]) == (ROWS, COLS, 256)
+    assert (west, south, east, north) == pytest.approx((lon.min(), lat.min(), lon.max(), lat.max()), abs=1e-3)
+    assert document["center"][:2] == pytest.approx([(west + east) / 2, (south + north) / 2])
+    assert document["tiles"] == [f"{server.url}/jobs/{job}/tiles/classes/{{z}}/{{x}}/{{y}}.png"]
+
+
+def test_every_layer_is_listed_with_its_legend(client, job):
+    layers = tilejson(client, job)["layers"]
+    assert [layer["id"] for layer in layers] == [
+        "classes", "confidence", "probability-1", "probability-2", "probability-3", "scene",
+    ]  # fmt: skip
+    classes, confidence, *probabilities, scene = layers
+    assert classes["legend"] == [
+        {"value": value, "name": name, "color": color}
+        for value, (name, color) in enumerate(zip(["water", "meadow", "roof"], COLORS, strict=True), start=1)
+    ]
+    assert confidence["ramp"][0] == "#440154"
+    assert [layer["value"] for layer in probabilities] == [1, 2, 3]
+    assert (scene["bands"], scene["wavelengths_nm"]) == ([3, 2, 1], [675.0, 562.5, 450.0])
+
+
+def test_the_addresses_in_tilejson_answer(client, job):
+    document = tilejson(client, job, bands="5,4,1")
+    for layer in document["layers"]:
+        for key, px in (("tiles", 256), ("tiles_2x", 512)):
+            answer = client.get(layer[key][0].format(z=0, x=0, y=0))
+            assert rgba(answer.content).shape == (px, px, 4), layer["id"]
+
+
+def test_another_layer_may_be_asked_for(client, job):
+    document = tilejson(client, job, layer="scene", bands="5,4,1")
+    assert document["tiles"][0].endswith("/scene/{z}/{x}/{y}.png?bands=5,4,1")
+    assert document["layers"][-1]["bands"] == [5, 4, 1]
+
+
+def test_an_unknown_layer_is_refused_with_those_that_there_are(client, job):
+    for path in ("tilejson.json?layer=nonsense", "tiles/nonsense/0/0/0.png", "tiles/probability-4/0/0/0.png"):
+        detail = refusal(client.get(f"/jobs/{job}/{path}"), 404, "no_such_result")
+        assert "classes, confidence, probability-1, probability-2, probability-3, scene" in detail
+
+
+def test_an_unknown_job_has_no_tiles(client):
+    for path in ("tilejson.json", "tiles/classes/0/0/0.png", "tiles/scene/0/0/0@2x.png", "pixel?row=0&col=0"):
+        refusal(client.get(f"/jobs/{'0' * 32}/{path}"), 404, "no_such_job")
+
+
+# Tiles
+
+
+@pytest.mark.parametrize("place", [(0, 0), (17, 5), (39, 32)])
+@pytest.mark.parametrize("sharp", ["", "@2x"])
+def test_the_class_map_is_shown_in_its_colours_at_its_place(client, server, job, place, sharp):
+    value = int(result(server, job, "classes.tif")[place][0])
+    shown = shown_at(client, job, "classes", UTM, GRID, *place, sharp)
+    assert f"#{shown[0]:02x}{shown[1]:02x}{shown[2]:02x}" == COLORS[value - 1]
+    assert shown[3] == 255
+
+
+def test_no_data_is_clear_in_every_layer(client, job):
+    for layer in ("classes", "confidence", "probability-2", "scene"):
+        assert shown_at(client, job, layer, UTM, GRID, 2, 3)[3] == 0, layer
+
+
+def test_a_turned_scene_is_shown_turned(client, server, tmp_path, cube):
+    job = mapped(server, write_tif(tmp_path / "t.tif", cube, wavelengths_nm=WAVELENGTHS, transform=TURNED))
+    classes = result(server, job, "classes.tif")
+    for place in ((0, 0), (0, 32), (39, 0), (21, 17)):
+        shown = shown_at(client, job, "classes", UTM, TURNED, *place)
+        assert f"#{shown[0]:02x}{shown[1]:02x}{shown[2]:02x}" == COLORS[int(classes[place][0]) - 1]
+
+
+def test_the_scene_is_shown_in_the_bands_asked_for(client, job, cube):
+    brightest = np.unravel_index(np.nanargmax(cube[..., 4]), (ROWS, COLS))
+    darkest = np.unravel_index(np.nanargmin(cube[..., 4]), (ROWS, COLS))
+    assert shown_at(client, job, "scene", UTM, GRID, *brightest, bands="5,5,5").tolist() == [255, 255, 255, 255]
+    assert shown_at(client, job, "scene", UTM, GRID, *darkest, bands="5,5,5").tolist() == [1, 1, 1, 255]
+
+
+def test_bands_that_the_scene_does_not_have_are_refused(client, job):
+    for bands in ("1,2,6", "0,1,2"):
+        answer = client.get(f"/jobs/{job}/tiles/scene/0/0/0.png", params={"bands": bands})
+        assert "between 1 and 5" in refusal(answer, 422, "request_unusable")
+
+
+@pytest.mark.parametrize("bands", ["1,2", "1,2,3,4", "red", "1;2;3", "-1,2,3", ""])
+def test_bands_that_are_no_three_numbers_are_refused(client, job, bands):
+    for path in ("tilejson.json", "tiles/scene/0/0/0.png"):
+        refusal(client.get(f"/jobs/{job}/{path}", params={"bands": bands}), 422, "request_unusable")
+
+
+@pytest.mark.parametrize("place", ["-1/0/0", "31/0/0", "0/x/0", "0/0/y", "0/0/1.5", "0/99999999999/0"])
+def test_a_tile_that_cannot_be_is_refused(client, job, place):
+    refusal(client.get(f"/jobs/{job}/tiles/classes/{place}.png"), 422, "request_unusable")
+
+
+@pytest.mark.parametrize("place", ["0/0/5", "12/1/1", "12/-4/1", "30/7/7"])
+@pytest.mark.parametrize("layer", ["classes", "confidence", "scene"])
+def test_outside_there_is_a_clear_tile(client, job, layer, place):
+    assert not tile(client, job, layer, *place.split("/"))[..., 3].any()
+
+
+def test_float_probabilities_are_shown_like_bytes(client, server, job, tif):
+    floats = mapped(server, tif, probability_type="float32")
+    for layer in ("confidence", "probability-2"):
+        one, other = (shown_at(client, which, layer, UTM, GRID, 11, 13).astype(int) for which in (job, floats))
+        assert np.abs(one - other).max() <= 3
+
+
+def test_a_scene_without_a_place_has_the_same_layers_in_pixels(client, server, tmp_path, cube):
+    path = write_tif(tmp_path / "u.tif", cube, wavelengths_nm=WAVELENGTHS, crs=None, transform=None)
+    job = mapped(server, path)
+    document = tilejson(client, job)
+    assert document["crs"] is None
+    assert "bounds" not in document
+    assert "center" not in document
+    assert (document["minzoom"], document["maxzoom"], len(document["layers"])) == (0, 0, 6)
+    classes = result(server, job, "classes.tif")[..., 0]
+    shown = tile(client, job, "classes", 0, 0, 0)
+    expected = [[0, 0, 0], *([int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in COLORS)]
+    np.testing.assert_array_equal(shown[:ROWS, :COLS, :3], np.array(expected)[classes.astype(int)])
+    assert not shown[ROWS:].any()
+    assert tile(client, job, "scene", 0, 0, 0)[5, 5, 3] == 255
+
+
+# What is kept
+
+
+def test_a_tile_may_be_kept_by_its_caller_alone(client, job):
+    for path in ("tiles/classes/0/0/0.png", "tiles/scene/0/0/0@2x.png?bands=1,2,3", "results/classes.tif"):
+        headers = client.get(f"/jobs/{job}/{path}").headers
+        assert headers["cache-control"] == "private, max-age=31536000, immutable"
+        assert headers["vary"] == "X-API-Key, Authorization"
+        assert headers["etag"]
+
+
+def test_a_tile_that_the_caller_has_is_not_sent_again(client, job):
+    for path in ("tiles/classes/0/0/0.png", "tiles/scene/0/0/0.png"):
+        first = client.get(f"/jobs/{job}/{path}")
+        again = client.get(f"/jobs/{job}/{path}", headers={"If-None-Match": f'"other", W/{first.headers["etag"]}'})
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["etag"] == first.headers["etag"]
+        assert again.headers["vary"] == first.headers["vary"]
+
+
+def test_tiles_have_tags_of_their_own(client, job):
+    paths = ["classes/0/0/0", "classes/0/0/0@2x", "classes/1/0/0", "confidence/0/0/0", "scene/0/0/0"]
+    tags = [client.get(f"/jobs/{job}/tiles/{path}.png").headers["etag"] for path in paths]
+    tags.append(client.get(f"/jobs/{job}/tiles/scene/0/0/0.png?bands=1,1,1").headers["etag"])
+    assert len(set(tags)) == len(tags)
+
+
+def test_where_tiles_are_is_not_kept(client, job):
+    assert client.get(f"/jobs/{job}/tilejson.json").headers["cache-control"] == "no-store"
+
+
+# Pixels
+
+
+def pixel(client, job, **place):
+    answer = client.get(f"/jobs/{job}/pixel", params=place)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_pixel_has_its_class_probabilities_and_spectrum(client, server, job, cube):
+    found = pixel(client, job, row=17, col=5)
+    value = int(result(server, job, "classes.tif")[17, 5, 0])
+    shares = result(server, job, "probabilities.tif")[17, 5]
+    assert (found["row"], found["col"], found["is_valid"]) == (17, 5, True)
+    assert found["class"] == {
+        "value": value, "name": ["water", "meadow", "roof"][value - 1], "color": COLORS[value - 1]
+    }  # fmt: skip
+    assert found["confidence"] == pytest.approx(result(server, job, "confidence.tif")[17, 5, 0], abs=1e-6)
+    assert [entry["value"] for entry in found["probabilities"]] == [1, 2, 3]
+    assert [entry["probability"] for entry in found["probabilities"]] == pytest.approx(shares, abs=1e-6)
+    assert found["spectrum"]["values"] == cube[17, 5].tolist()
+    assert found["spectrum"]["wavelengths_nm"] == WAVELENGTHS.tolist()
+    assert found["spectrum"]["bands"] == [1, 2, 3, 4, 5]
+    assert found["spectrum"]["used"] == [True] * 5
+    assert "spectrum_missing" not in found
+
+
+@pytest.mark.parametrize("place", [(0, 0), (17, 5), (39, 32)])
+def test_a_pixel_is_the_same_by_row_and_col_and_by_lon_and_lat(client, job, place):
+    lon, lat = (places[place] for places in lon_lats(ROWS, COLS, UTM, GRID))
+    by_place = pixel(client, job, lon=lon, lat=lat)
+    assert by_place == pixel(client, job, row=place[0], col=place[1])
+    assert (by_place["lon"], by_place["lat"]) == pytest.approx((lon, lat), abs=1e-7)
+
+
+def test_a_pixel_without_data_says_so(client, job):
+    found = pixel(client, job, row=2, col=3)
+    assert (found["is_valid"], found["class"], found["confidence"], found["probabilities"]) == (False, None, None, [])
+    assert found["spectrum"]["values"] == [None] * 5
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["", "row=1", "col=1", "lon=13", "lat=52", "row=1&lat=52", "row=1&col=1&lon=13&lat=52", "row=1&col=1&lon=13"],
+)
+def test_exactly_one_pair_names_a_pixel(client, job, query):
+    assert "one of the two pairs" in refusal(client.get(f"/jobs/{job}/pixel?{query}"), 422, "request_unusable")
+
+
+def test_outside_of_the_scene_the_range_is_told(client, job):
+    for query in ("row=40&col=0", "row=0&col=33"):
+        detail = refusal(client.get(f"/jobs/{job}/pixel?{query}"), 422, "request_unusable")
+        assert "row is 0 to 39, col is 0 to 32" in detail
+    assert "from lon 13.2" in refusal(client.get(f"/jobs/{job}/pixel?lon=0&lat=0"), 422, "request_unusable")
+
+
+@pytest.mark.parametrize(
+    "query", ["row=-1&col=0", "row=x&col=0", "row=0&col=99999999999", "lon=nan&lat=0", "lon=0&lat=91"]
+)
+def test_numbers_that_are_none_are_refused(client, job, query):
+    refusal(client.get(f"/jobs/{job}/pixel?{query}"), 422, "request_unusable")
+
+
+def test_without_a_place_a_pixel_is_asked_for_by_row_and_col(client, server, tmp_path, cube):
+    path = write_tif(tmp_path / "u.tif", cube, wavelengths_nm=WAVELENGTHS, crs=None, transform=None)
+    job = mapped(server, path)
+    found = pixel(client, job, row=17, col=5)
+    assert (found["lon"], found["lat"], found["spectrum"]["values"]) == (None, None, cube[17, 5].tolist())
+    assert "by row and col" in refusal(client.get(f"/jobs/{job}/pixel?lon=13&lat=52"), 422, "request_unusable")
+
+
+@pytest.mark.parametrize("interleave", ["BSQ", "BIL", "BIP"])
+def test_an_envi_scene_has_its_spectra_in_physical_units(client, server, tmp_path, interleave):
+    values = np.random.default_rng(3).integers(500, 6000, (ROWS, COLS, 5)).astype("int16")
+    header = WAVELENGTH_LINE + "reflectance scale factor = 10000\n"
+    path = write_envi(tmp_path / "e.img", values, header, interleave)
+    job = mapped(server, path, path.with_suffix(".hdr"))
+    assert pixel(client, job, row=17, col=5)["spectrum"]["values"] == pytest.approx(values[17, 5] / 10000, rel=1e-6)
+
+
+def test_a_packed_envi_scene_has_its_spectra(client, server, tmp_path, cube):
+    path = write_envi(tmp_path / "e.img", cube, WAVELENGTH_LINE + "file compression = 1\n", "BIL")
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    job = mapped(server, path, path.with_suffix(".hdr"))
+    assert pixel(client, job, row=17, col=5)["spectrum"]["values"] == cube[17, 5].tolist()
+    assert shown_at(client, job, "scene", UTM, GRID, 17, 5)[3] == 255
+
+
+def test_a_packed_tiled_geotiff_has_its_spectra(client, server, tmp_path, cube):
+    options = {"tiled": True, "blockxsize": 16, "blockysize": 16, "compress": "deflate", "interleave": "band"}
+    job = mapped(server, write_tif(tmp_path / "t.tif", cube, wavelengths_nm=WAVELENGTHS, **options))
+    assert pixel(client, job, row=17, col=5)["spectrum"]["values"] == cube[17, 5].tolist()
+
+
+def test_bands_that_the_bundle_does_not_look_at_are_marked(client, server, tmp_path, cube):
+    values = np.dstack([cube, cube[..., :1]])
+    values[4, 4, 5] = -1
+    nm = np.append(WAVELENGTHS, 2000.0)
+    job = mapped(server, write_tif(tmp_path / "six.tif", values, wavelengths_nm=nm, nodata=-1))
+    spectrum = pixel(client, job, row=4, col=4)
+    assert spectrum["spectrum"]["used"] == [True] * 5 + [False]
+    assert spectrum["spectrum"]["values"] == [*cube[4, 4].tolist(), None]
+    assert spectrum["is_valid"]
+
+
+def test_bad_bands_are_left_out_and_numbers_are_the_files(client, server, tmp_path, cube):
+    values = np.concatenate([cube[..., :2], cube[..., :1], cube[..., 2:]], axis=-1)
+    nm = np.insert(WAVELENGTHS, 2, 600.0)
+    lines = "wavelength units = Nanometers\nwavelength = {" + ", ".join(map(str, nm)) + "}\nbbl = {1, 1, 0, 1, 1, 1}\n"
+    path = write_envi(tmp_path / "e.img", values, lines)
+    job = mapped(server, path, path.with_suffix(".hdr"))
+    found = pixel(client, job, row=17, col=5)["spectrum"]
+    assert (found["bands"], found["values"]) == ([1, 2, 4, 5, 6], cube[17, 5].tolist())
+    assert tilejson(client, job)["layers"][-1]["bands"] == [4, 2, 1]
+    refusal(client.get(f"/jobs/{job}/tiles/scene/0/0/0.png?bands=3,2,1"), 422, "request_unusable")
+
+
+# Scenes that go, jobs that are not done
+
+
+def uploaded(server, path):
+    answer = server.client.post("/scenes", files={"scene": part(path)})
+    assert answer.status_code == 201
+    return answer.json()["id"]
+
+
+def started(server, scene_id):
+    inputs = {"scene": {"href": f"/scenes/{scene_id}"}}
+    answer = server.client.post(
+        "/processes/classify-scene/execution", json={"inputs": inputs}, headers={"Prefer": "respond-async"}
+    )
+    assert answer.status_code == 201, answer.text
+    return answer.json()["jobID"]
+
+
+def views(server, scene_id):
+    return sorted(path.name for path in (server.data / "scenes" / scene_id / "views").glob("*"))
+
+
+def test_when_the_scene_is_gone_the_map_stays(client, server, tif):
+    scene = uploaded(server, tif)
+    job = started(server, scene)
+    server.finished(job)
+    tile(client, job, "scene", 0, 0, 0)
+    assert views(server, scene) == ["3-2-1.tif"]
+    assert client.delete(f"/scenes/{scene}").status_code == 204
+    assert not (server.data / "scenes" / scene).exists()
+    assert [layer["id"] for layer in tilejson(client, job)["layers"]][-1] == "probability-3"
+    assert tile(client, job, "classes", 0, 0, 0).shape == (256, 256, 4)
+    for path in ("tiles/scene/1/0/0.png", "tilejson.json?layer=scene"):
+        assert "send the scene again" in refusal(client.get(f"/jobs/{job}/{path}"), 404, "no_such_scene")
+    found = pixel(client, job, row=17, col=5)
+    assert found["spectrum"] is None
+    assert "was removed" in found["spectrum_missing"]
+    assert found["class"] is not None
+
+
+def test_a_dismissed_job_has_no_tiles(client, server, tif):
+    job = mapped(server, tif)
+    client.delete(f"/jobs/{job}")
+    for path in ("tilejson.json", "tiles/classes/0/0/0.png", "pixel?row=0&col=0"):
+        assert "dismissed" in refusal(client.get(f"/jobs/{job}/{path}"), 404, "no_such_job")
+    refusal(client.get(f"/jobs/{job}/tiles/scene/0/0/0.png"), 404, "no_such_scene")
+
+
+@pytest.fixture(scope="module")
+def idle_server(tmp_path_factory, bundles):
+    """A server whose worker never gets to a job."""
+    options = ("--bundles", bundles, "--device", "cpu", "--lease-s", 600)
+    with running_server(tmp_path_factory.mktemp("idle") / "data", *options) as running:
+        workers = running.workers()
+        for worker in workers:
+            os.kill(worker, signal.SIGSTOP)
+        yield running
+        for worker in workers:
+            os.kill(worker, signal.SIGCONT)
+
+
+def test_while_it_waits_a_job_shows_its_scene_alone(idle_server, tif, cube):
+    client, job = idle_server.client, idle_server.submit(tif)
+    document = tilejson(client, job)
+    assert [layer["id"] for layer in document["layers"]] == ["scene"]
+    assert document["tiles"][0].endswith("/scene/{z}/{x}/{y}.png")
+    assert document["crs"] == "EPSG:3857"
+    assert shown_at(client, job, "scene", UTM, GRID, 17, 5)[3] == 255
+    for path in ("tiles/classes/0/0/0.png", "tiles/probability-1/0/0/0@2x.png", "tilejson.json?layer=classes"):
+        refusal(client.get(f"/jobs/{job}/{path}"), 404, "result_not_ready")
+    found = pixel(client, job, row=17, col=5)
+    assert (found["is_valid"], found["class"], found["confidence"], found["probabilities"]) == (True, None, None, [])
+    assert found["spectrum"]["values"] == cube[17, 5].tolist()
+    assert found["spectrum"]["used"] == [True] * 5
+    assert not pixel(client, job, row=2, col=3)["is_valid"]
+
+
+def test_while_it_waits_a_scene_with_control_points_lies_at_its_place(idle_server, tmp_path, cube):
+    corners = [(0, 0), (0, COLS), (ROWS, COLS), (ROWS, 0)]
+    points = [GroundControlPoint(row, col, *(TURNED @ (col, row)), 0) for row, col in corners]
+    path = write_tif(tmp_path / "g.tif", cube, wavelengths_nm=WAVELENGTHS, transform=None, gcps=points)
+    client, job = idle_server.client, idle_server.submit(path)
+    lon, lat = lon_lats(ROWS, COLS, UTM, TURNED)
+    west, south, east, north = tilejson(client, job)["bounds"]
+    assert (west, south) == pytest.approx((lon.min(), lat.min()), abs=1e-3)
+    assert (east, north) == pytest.approx((lon.max(), lat.max()), abs=1e-3)
+    assert pixel(client, job, lon=lon[9, 9], lat=lat[9, 9])["row"] == 9
+
+
+# Views
+
+
+def lines_of(server, message):
+    return [line for line in server.log.read_text().splitlines() if json.loads(line).get("message") == message]
+
+
+def ask_often(server, path, times):
+    with ThreadPoolExecutor(times) as pool, httpx.Client(base_url=server.url, timeout=60) as client:
+        return list(pool.map(lambda _: client.get(path), range(times)))
+
+
+def test_whoever_asks_at_the_same_time_waits_for_the_same_view(server, tmp_path):
+    values = np.random.default_rng(3).uniform(0.05, 0.6, (900, 900, 5)).astype("float32")
+    scene = uploaded(server, write_tif(tmp_path / "wide.tif", values, wavelengths_nm=WAVELENGTHS))
+    job = started(server, scene)
+    before = len(lines_of(server, "view made"))
+    answers = ask_often(server, f"/jobs/{job}/tiles/scene/9/274/167.png", 12)
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == 1
+    assert len(lines_of(server, "view made")) == before + 1
+    assert views(server, scene) == ["3-2-1.tif"]
+
+
+def test_a_large_scenes_view_is_begun_before_anybody_asks(server, tmp_path):
+    values = np.zeros((1000, 1001, 5), "uint8")
+    scene = uploaded(server, write_tif(tmp_path / "large.tif", values, wavelengths_nm=WAVELENGTHS, compress="deflate"))
+    assert views(server, scene) == []
+    started(server, scene)
+    wait_for(lambda: views(server, scene) == ["3-2-1.tif"])
+
+
+def test_of_many_views_the_oldest_go(client, server, tif):
+    scene = uploaded(server, tif)
+    job = started(server, scene)
+    server.finished(job)
+    asked = [f"{red},{green},1" for red in (1, 2, 3) for green in (1, 2, 3, 4)]
+    for bands in asked:
+        tile(client, job, "scene", 0, 0, 0, bands=bands)
+    assert views(server, scene) == sorted(bands.replace(",", "-") + ".tif" for bands in asked[-8:])
+    tile(client, job, "scene", 1, 0, 0, bands=asked[0])  # is made anew
+
+
+def test_half_a_view_of_a_killed_server_is_swept_away_and_whole_ones_stay(tmp_path, bundles, tif):
+    options = ("--bundles", bundles, "--device", "cpu")
+    with running_server(tmp_path / "data", *options) as server:
+        scene = uploaded(server, tif)
+        job = started(server, scene)
+        server.finished(job)
+        tile(server.client, job, "scene", 0, 0, 0)
+        server.stop(signal.SIGKILL)
+    half = server.data / "scenes" / scene / "views" / "half-0123"
+    half.mkdir()
+    (half / "plain_picture.tif").write_bytes(b"II*\0")
+    with running_server(tmp_path / "data", *options) as server:
+        assert views(server, scene) == ["3-2-1.tif"]
+        assert tile(server.client, job, "scene", 0, 0, 0).shape == (256, 256, 4)
+        assert len(lines_of(server, "view made")) == 1  # by either server
+
+
+def test_a_scene_that_kills_who_looks_at_it_costs_its_view_alone(tmp_path, bundles, tif, cube):
+    poisoned = cube.copy()
+    poisoned[20, 20, 2] = POISON
+    path = write_tif(tmp_path / "poisoned.tif", poisoned, wavelengths_nm=WAVELENGTHS)
+    with running_server(
+        tmp_path / "data", "--bundles", bundles, "--device", "cpu", PYTHONPATH=str(POISON_FOLDER)
+    ) as server:
+        scene = uploaded(server, path)
+        job = started(server, scene)
+        answer = server.client.get(f"/jobs/{job}/tiles/scene/0/0/0.png")
+        refusal(answer, 422, "scene_unreadable")
+        assert views(server, scene) == []
+        assert len(lines_of(server, "view made")) == 0
+        sound = mapped(server, tif)
+        assert tile(server.client, sound, "scene", 0, 0, 0).shape == (256, 256, 4)
+
+
+def test_a_view_that_does_not_fit_on_the_disk_is_refused_and_leaves_nothing(tmp_path, bundles, tif):
+    with running_server(tmp_path / "data", "--bundles", bundles, "--device", "cpu") as server:
+        scene = uploaded(server, tif)
+        job = started(server, scene)
+        server.finished(job)
+        server.stop()
+    # The scene claims so many pixels that no disk holds its picture.
+    with sqlite3.connect(tmp_path / "data" / "hyperscene.sqlite") as db:
+        document = json.loads(db.execute("SELECT document FROM scenes WHERE id = ?", (scene,)).fetchone()[0])
+        db.execute("UPDATE scenes SET document = ?", (json.dumps(document | {"rows": 10**9, "cols": 10**9}),))
+    db.close()
+    with running_server(tmp_path / "data", "--bundles", bundles, "--device", "cpu") as server:
+        refusal(server.client.get(f"/jobs/{job}/tiles/scene/0/0/0.png"), 507, "storage_full")
+        assert views(server, scene) == []
+
+
+# Keys
+
+
+def test_another_keys_job_has_no_tiles_for_me(tmp_path, bundles, tif):
+    mine, other = {"X-API-Key": "mine-1234"}, {"X-API-Key": "other-1234"}
+    options = ("--bundles", bundles, "--device", "cpu", "--api-keys", "mine-1234,other-1234")
+    with running_server(tmp_path / "data", *options) as server:
+        job = server.submit(tif, headers=mine)
+        server.finished(job, **mine)
+        for path in ("tilejson.json", "tiles/classes/0/0/0.png", "tiles/scene/0/0/0@2x.png", "pixel?row=0&col=0"):
+            address = f"/jobs/{job}/{path}"
+            allowed = server.client.get(address, headers=mine)
+            assert allowed.status_code == 200
+            tag = {"If-None-Match": allowed.headers.get("etag", "*")}
+            refusal(server.client.get(address, headers=other | tag), 404, "no_such_job")
+            refusal(server.client.get(address, headers=tag), 401, "unauthorized")
