@@ -231,11 +231,14 @@ def test_whatever_the_document_allows_is_answered_as_it_says(tmp_path, document,
             ("GET", "/jobs/ID", 200),
             ("GET", "/jobs/ID/events", 200),
             ("GET", "/jobs/ID/results", 200),
+            ("GET", "/jobs/ID/tilejson.json", 200),
+            ("GET", "/jobs/ID/pixel", 200),
             ("GET", "/models/pixel", 200),
             ("DELETE", "/jobs/ID", 200),
         ):
             assert seen[answered], answered
-        assert {path for _, path, status in seen if path.startswith("/jobs/ID/results/") and status == 200}
+        for start in ("/jobs/ID/results/", "/jobs/ID/tiles/classes/", "/jobs/ID/tiles/scene/"):
+            assert {path for _, path, status in seen if path.startswith(start) and status == 200}, start
         assert server.client.get("/readyz").status_code == 200
 
 
