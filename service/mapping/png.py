@@ -8,7 +8,8 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-LEVEL = 3
+# Of a picture of 512 x 512 pixels, 2 takes 26 ms for 590 kB and 6 takes 62 ms for 538 kB (2 cores of a busy machine).
+LEVEL = 2
 
 
 def png_by_table(places: NDArray[np.uint8], table: NDArray[np.uint8]) -> bytes:

@@ -137,7 +137,7 @@ def read_tile(path: Path, header: Header, tile: Tile, bands: list[int], *, is_sm
     reproject(
         values, out, src_transform=source @ scale @ Affine.translation(window.col_off, window.row_off), src_crs=crs,
         dst_transform=place, dst_crs=MERCATOR, src_nodata=header.nodata, dst_nodata=header.nodata,
-        resampling=Resampling.bilinear if is_smooth and shrinkage > 1 else Resampling.nearest,
+        resampling=Resampling.average if is_smooth and shrinkage > 1 else Resampling.nearest,
     )  # fmt: skip
     return out
 
