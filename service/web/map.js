@@ -93,13 +93,15 @@ export class SceneMap {
     });
   }
 
-  /** Mark a pixel, and bring it into view. */
-  mark(pixel) {
+  /** Mark a pixel with some words, and bring it into view. */
+  mark(pixel, words) {
     const place = this.isPlaced ? [pixel.lat, nearest(pixel.lon, this._map.getCenter().lng)] : [pixel.row + 0.5, pixel.col + 0.5];
     this._mark ??= [7, 5].map((radius, ring) =>
       L.circleMarker(place, { radius, weight: 2, fill: false, color: ring ? "#fff" : "#000", interactive: false }).addTo(this._map),
     );
     for (const ring of this._mark) ring.setLatLng(place);
+    this._words ??= L.tooltip({ permanent: true, direction: "top", offset: [0, -8], className: "told" }).setLatLng(place).addTo(this._map);
+    this._words.setLatLng(place).setContent(make("span", {}, words)); // an element: text would be taken for HTML
     if (!this._map.getBounds().contains(place)) this._map.panTo(place);
   }
 

@@ -23,9 +23,11 @@ export function makePixelPanel(jobId, map, tilejson, signal) {
       if (mine.signal.aborted || signal.aborted) return;
       row.input.value = pixel.row;
       col.input.value = pixel.col;
-      map.mark(pixel);
+      const words = pixel.class ? `${pixel.class.name}, ${percent(pixel.confidence)}` : nameless(pixel);
+      map.mark(pixel, words);
       shown.replaceChildren(...contentOf(pixel));
-      announce(`Row ${pixel.row}, column ${pixel.col}: ${pixel.class?.name ?? "no data"}`);
+      announce(`Row ${pixel.row}, column ${pixel.col}: ${words}`);
+      if (matchMedia("(min-width: 60rem)").matches) section.scrollIntoView({ block: "nearest" }); // the panel, not the page
     } catch (error) {
       if (error.name !== "AbortError") shown.replaceChildren(problemBox(error.message));
     }
@@ -35,8 +37,11 @@ export function makePixelPanel(jobId, map, tilejson, signal) {
     show({ row: row.input.value, col: col.input.value });
   });
   map.onPick(show);
-  return make("section", { "aria-labelledby": "pixel-title" }, make("h2", { id: "pixel-title" }, "Pixel"), form, shown);
+  const section = make("section", { "aria-labelledby": "pixel-title" }, make("h2", { id: "pixel-title" }, "Pixel"), form, shown);
+  return section;
 }
+
+const nameless = (pixel) => (pixel.is_valid ? "not mapped yet" : "no data");
 
 function numberField(name, label, count) {
   const input = make("input", { type: "number", id: `pixel-${name}`, min: "0", max: String(count - 1), step: "1", required: true });
@@ -48,7 +53,7 @@ function contentOf(pixel) {
   return [
     pixel.class
       ? make("p", { class: "verdict-of-pixel" }, swatch(pixel.class.color), make("strong", {}, pixel.class.name), ` ${percent(pixel.confidence)}`)
-      : make("p", { class: "verdict-of-pixel" }, make("strong", {}, pixel.is_valid ? "Not mapped yet" : "No data")),
+      : make("p", { class: "verdict-of-pixel" }, make("strong", {}, nameless(pixel))),
     where ? make("p", { class: "quiet" }, where) : null,
     pixel.probabilities.length ? bars(pixel.probabilities) : null,
     pixel.spectrum ? spectrumChart(pixel.spectrum) : make("p", { class: "quiet" }, pixel.spectrum_missing ?? ""),

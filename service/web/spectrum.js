@@ -3,7 +3,7 @@
 import { draw, make, short } from "./dom.js";
 
 const WIDTH = 420, HEIGHT = 190;
-const LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 42;
+const LEFT = 52, RIGHT = 8, TOP = 10, BOTTOM = 42;
 
 /** A chart with its words. */
 export function spectrumChart(spectrum) {
@@ -16,7 +16,7 @@ export function spectrumChart(spectrum) {
   const unit = spectrum.wavelengths_nm ? "nm" : "";
   const x = scale(ends(points.map(({ place }) => place)), [LEFT, WIDTH - RIGHT]);
   const [low, high] = ends(known.map(({ value }) => value));
-  const y = scale([Math.min(low, Math.max(0, low - 0.1 * (high - low))), high === low ? low + 1 : high], [HEIGHT - BOTTOM, TOP]);
+  const y = scale([Math.min(low, Math.max(0, low - 0.1 * (high - low))), high === low ? low + 1 : high], [HEIGHT - BOTTOM - 5, TOP]);
   const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": wordsOf(known, unit), class: "spectrum" });
   svg.append(...axes(x, y, unit));
   svg.append(...lines(points).map((line) => draw("polyline", { class: "line", points: line.map((p) => `${x(p.place)},${y(p.value)}`).join(" ") })));

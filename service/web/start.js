@@ -25,13 +25,13 @@ function makeSender(section, models, signal) {
   const list = make("ul", { class: "files", "aria-label": "Chosen files" });
   const words = make("p", { class: "verdict", id: "verdict", role: "status" });
   const send = make("button", { type: "submit", class: "main", disabled: true }, "Map it");
-  const trouble = make("div");
+  const trouble = make("div", { class: "trouble" });
   const choices = makeChoices(models);
   const drop = make(
     "div",
     { class: "drop" },
     make("p", { class: "drop-title" }, "Drop a GeoTIFF here, or an ENVI data file with its header"),
-    make("p", {}, input, make("label", { for: "files", class: "button" }, "Choose files"), " from this computer"),
+    make("p", {}, input, make("label", { for: "files", class: "button" }, "Choose files")),
     list,
     words,
   );

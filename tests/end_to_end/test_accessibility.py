@@ -47,6 +47,7 @@ def findings(page: Page) -> list[str]:
 
 def test_axe_finds_nothing_serious_on_the_start_page(view, colored, mapped):
     view.goto(colored.url)
+    view.locator(".jobs a").first.scroll_into_view_if_needed()
     expect(view.locator(".jobs img").first).to_be_visible()
     view.set_input_files("#files", {"name": "holiday.jpg", "mimeType": "image/jpeg", "buffer": b"no scene"})
     expect(view.locator("#verdict")).to_contain_text("holiday.jpg")
@@ -56,8 +57,8 @@ def test_axe_finds_nothing_serious_on_the_start_page(view, colored, mapped):
 def test_axe_finds_nothing_serious_on_a_map(view, colored, mapped):
     view.goto(f"{colored.url}/#/jobs/{mapped}")
     expect(view.locator(".legend")).to_be_visible()
-    view.get_by_label("Row").fill("5")
-    view.get_by_label("Column").fill("5")
+    view.get_by_label("Row", exact=True).fill("5")
+    view.get_by_label("Column", exact=True).fill("5")
     view.keyboard.press("Enter")
     expect(view.locator(".spectrum")).to_be_visible()
     view.get_by_label("Swipe: scene left, map right").check()
@@ -77,7 +78,7 @@ def test_axe_finds_nothing_serious_on_a_refusal(view, colored):
 def test_axe_finds_nothing_serious_where_a_key_is_asked_for(view, tmp_path):
     with running_server(tmp_path / "data", HYPERSCENE_API_KEYS="right") as server:
         view.goto(server.url)
-        expect(view.get_by_label("API key")).to_be_visible()
+        expect(view.get_by_label("API key", exact=True)).to_be_visible()
         assert findings(view) == []
 
 

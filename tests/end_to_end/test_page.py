@@ -91,15 +91,15 @@ def click_pixel(page: Page, server, job_id: str, row: int, col: int) -> dict:
     box = page.locator(".leaflet-overlay-pane path").first.bounding_box()
     ask_for_pixel(page, 0, 0)
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    expect(page.get_by_label("Row")).to_have_value(str(row))
-    expect(page.get_by_label("Column")).to_have_value(str(col))
+    expect(page.get_by_label("Row", exact=True)).to_have_value(str(row))
+    expect(page.get_by_label("Column", exact=True)).to_have_value(str(col))
     return server.client.get(f"/jobs/{job_id}/pixel", params={"row": row, "col": col}).json()
 
 
 def ask_for_pixel(page: Page, row: int, col: int) -> None:
     """By its numbers."""
-    page.get_by_label("Row").fill(str(row))
-    page.get_by_label("Column").fill(str(col))
+    page.get_by_label("Row", exact=True).fill(str(row))
+    page.get_by_label("Column", exact=True).fill(str(col))
     page.keyboard.press("Enter")
     expect(page.locator("#live")).to_contain_text(f"Row {row}, column {col}:")
 
@@ -346,7 +346,7 @@ def test_a_click_shows_the_pixels_class_probabilities_and_spectrum(page, colored
 def test_a_pixel_can_be_asked_for_from_the_keyboard(page, colored, mapped):
     open_job(page, colored, mapped)
     pixel = colored.client.get(f"/jobs/{mapped}/pixel", params={"row": 30, "col": 20}).json()
-    page.get_by_label("Row").focus()
+    page.get_by_label("Row", exact=True).focus()
     page.keyboard.type("30")
     page.keyboard.press("Tab")
     page.keyboard.type("20")
@@ -458,10 +458,10 @@ def test_class_and_file_names_that_hold_html_are_shown_as_text(page, tmp_path):
 def test_a_key_is_asked_for_once_and_kept_for_the_tab(page, open_page, tmp_path, tif):
     with running_server(tmp_path / "data", HYPERSCENE_API_KEYS="right,other") as server:
         page.goto(server.url)
-        page.get_by_label("API key").fill("wrong")
+        page.get_by_label("API key", exact=True).fill("wrong")
         page.get_by_role("button", name="Use it").click()
         expect(page.get_by_role("dialog")).to_contain_text("does not know the key")
-        page.get_by_label("API key").fill("right")
+        page.get_by_label("API key", exact=True).fill("right")
         page.get_by_role("button", name="Use it").click()
         expect(page.get_by_role("heading", name="Your maps")).to_be_visible()
         large = SyntheticScene(rows=48, cols=48, seed=3)
@@ -478,11 +478,11 @@ def test_a_key_is_asked_for_once_and_kept_for_the_tab(page, open_page, tmp_path,
         assert json.loads(download.value.path().read_text())["scene"]["name"] == "keyed.tif"
         another = open_page()
         another.goto(page.url)
-        expect(another.get_by_label("API key")).to_be_visible()
+        expect(another.get_by_label("API key", exact=True)).to_be_visible()
         another.get_by_role("button", name="Not now").click()
         expect(another.get_by_role("alert")).to_contain_text("wants an API key")
         another.get_by_role("button", name="Give a key").click()
-        another.get_by_label("API key").fill("other")
+        another.get_by_label("API key", exact=True).fill("other")
         another.get_by_role("button", name="Use it").click()
         expect(another.get_by_role("alert")).to_contain_text("there is no job")  # another key's
 
