@@ -16,7 +16,9 @@ GUARDED = [
     ("GET", "/processes/classify-scene"), ("POST", "/processes/classify-scene/execution"), ("POST", "/classify"),
     ("POST", "/scenes"), ("GET", "/scenes/x"), ("DELETE", "/scenes/x"), ("GET", "/jobs"), ("GET", "/jobs/x"),
     ("DELETE", "/jobs/x"), ("GET", "/jobs/x/results"), ("GET", "/jobs/x/results/classes.tif"),
-    ("HEAD", "/jobs/x/results/classes.tif"), ("GET", "/jobs/x/events"), ("GET", "/models"), ("GET", "/models/pixel"),
+    ("HEAD", "/jobs/x/results/classes.tif"), ("GET", "/jobs/x/events"),
+    ("GET", "/jobs/x/tilejson.json"), ("GET", "/jobs/x/tiles/classes/0/0/0.png"),
+    ("GET", "/jobs/x/tiles/scene/0/0/0@2x.png"), ("GET", "/jobs/x/pixel"), ("GET", "/models"), ("GET", "/models/pixel"),
     ("GET", "/health"), ("GET", "/metrics"),
 ]  # fmt: skip
 

@@ -137,6 +137,7 @@ LOCAL = 'LOCAL_CS["a site",LOCAL_DATUM["unknown",32767],UNIT["metre",1],AXIS["X"
         ("EPSG:4326", None),  # pixel numbers are no degrees
         ("EPSG:32633", None),
         ("EPSG:4326", from_origin(10, 300, 1, 1)),
+        ("EPSG:3857", from_origin(1e18, 1e18, 1e5, 1e5)),  # PROJ would go round the Earth for minutes
         ('GEOGCS["Moon",DATUM["D_Moon",SPHEROID["Moon",1737400,0]],PRIMEM["R",0],UNIT["Degree",0.0174532925]]', GRID),
     ],
 )

@@ -567,6 +567,21 @@ def test_a_view_that_does_not_fit_on_the_disk_is_refused_and_leaves_nothing(tmp_
         assert views(server, scene) == []
 
 
+def test_who_waits_for_a_view_is_sent_home_when_the_server_stops(tmp_path, bundles):
+    values = np.random.default_rng(3).integers(0, 4000, (4000, 4000, 5), "uint16")
+    path = write_tif(tmp_path / "wide.tif", values, wavelengths_nm=WAVELENGTHS)
+    with running_server(tmp_path / "data", "--bundles", bundles, "--device", "cpu") as server:
+        scene = uploaded(server, path)
+        job = started(server, scene)
+        with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=server.url, timeout=60) as client:
+            answer = pool.submit(client.get, f"/jobs/{job}/tiles/scene/0/0/0.png")
+            wait_for(lambda: views(server, scene))
+            assert server.stop() == 0
+            refusal(answer.result(), 503, "not_ready")
+        assert views(server, scene) == []
+        assert "Traceback" not in server.log.read_text()
+
+
 # Keys
 
 

@@ -118,10 +118,22 @@ def test_control_points_on_a_line_give_no_place(tmp_path, values):
         ("EPSG:32633", None),
         ("EPSG:4326", Affine(0.0, 0, 13, 0, 0.0, 52)),
         ("EPSG:4326", from_origin(13, 300, 0.1, 0.1)),
+        ("EPSG:3857", from_origin(1e18, 6_800_000, 30, 30)),
+        ("EPSG:2193", Affine(5, 1e5, 1e6, 0, 1e-3, 360)),
         ("+proj=longlat +a=1737400 +b=1737400 +no_defs", from_origin(13, 52, 0.001, 0.001)),
         ('LOCAL_CS["a drawing",UNIT["metre",1]]', GRID),
     ],
-    ids=["nothing", "no system", "no transform", "no size", "no latitude", "the Moon", "a drawing"],
+    ids=[
+        "nothing",
+        "no system",
+        "no transform",
+        "no size",
+        "no latitude",
+        "far away",
+        "a line",
+        "the Moon",
+        "a drawing",
+    ],
 )
 def test_what_has_no_place_on_earth_is_shown_in_its_pixels(tmp_path, values, crs, transform):
     path = write_classes(tmp_path, values, crs=crs, transform=transform)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -15,7 +15,8 @@ from service.api.documents import PixelDocument, TileJson
 from service.api.jobs import JobId
 from service.api.problems import problems
 from service.api.results import BINARY, require_results
-from service.errors import NoSuchJob
+from service.api.watch import Answer, Stopping
+from service.errors import NoSuchJob, NotReady
 from service.jobs.layers import (
     MOST_ZOOM,
     SCENE_LAYER,
@@ -34,7 +35,6 @@ router = APIRouter(tags=["tiles"])
 
 PNG_TYPE = "image/png"
 MOST_NUMBER = 2**31 - 1
-Answer = TypeVar("Answer")
 
 LayerId = Annotated[
     str,
@@ -142,11 +142,12 @@ async def show_pixel(
     if not looked.layers:
         require_results(service, job, f"{base}/jobs/{job.id}")
     grid = await _grid(service, looked)
-    place = pixel_of(grid, row, col, lon, lat)
+    place = await asyncio.to_thread(pixel_of, grid, row, col, lon, lat)
     mapped, spectrum = await asyncio.gather(
-        _waited(service.layers.map_at(looked, *place)), _waited(service.layers.spectrum_at(looked, *place))
+        _waited(service, service.layers.map_at(looked, *place)),
+        _waited(service, service.layers.spectrum_at(looked, *place)),
     )
-    found = grid.lon_lat(*place)
+    found = await asyncio.to_thread(grid.lon_lat, *place)
     document = {
         "row": place[0],
         "col": place[1],
@@ -179,16 +180,21 @@ def _bands(text: str | None) -> Bands | None:
     return red, green, blue
 
 
-async def _waited(future: Future[Answer]) -> Answer:
-    """What a thread answers, without a thread that waits; whoever goes away leaves it to the others."""
-    return await asyncio.shield(asyncio.wrap_future(future))
+async def _waited(service: Service, future: Future[Answer]) -> Answer:
+    """What a thread answers."""
+    try:
+        return await service.watch.answer(future)
+    except Stopping:
+        error = NotReady("the server shuts down: ask again when it is back")
+        error.headers = {"Retry-After": "10"}
+        raise error from None
 
 
 async def _grid(service: Service, looked: Looked) -> Grid:
     if needs_view(looked):
-        path = await _waited(service.layers.file(looked, looked.layer(SCENE_LAYER)))
-        return await _waited(service.layers.grid_of(path))
-    return await _waited(service.layers.grid(looked))
+        path = await _waited(service, service.layers.file(looked, looked.layer(SCENE_LAYER)))
+        return await _waited(service, service.layers.grid_of(path))
+    return await _waited(service, service.layers.grid(looked))
 
 
 async def _tile(
@@ -211,8 +217,8 @@ async def _tile(
 
 
 async def _read(service: Service, looked: Looked, layer: Layer, tile: Tile) -> bytes:
-    path = await _waited(service.layers.file(looked, layer))
-    return await _waited(service.layers.tile(path, layer, tile))
+    path = await _waited(service, service.layers.file(looked, layer))
+    return await _waited(service, service.layers.tile(path, layer, tile))
 
 
 def _tilejson(looked: Looked, chosen: Layer, grid: Grid, tiles: str, query: str) -> dict[str, Any]:

@@ -6,12 +6,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from service.jobs.records import JobRecord
 from service.jobs.store import Store
 
 LOOK_EVERY_S = 0.1
 LONGEST_LOOK_S = 3600.0  # event loops know no endless timers
+
+Answer = TypeVar("Answer")
 
 
 class Stopping(Exception):
@@ -27,11 +31,13 @@ class Watch:
         self._someone_waits = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: asyncio.Future[None] | None = None
         self.is_stopping = False
 
     def start(self) -> None:
         """Begin to look."""
         self._loop = asyncio.get_running_loop()
+        self._end = self._loop.create_future()
         self._task = self._loop.create_task(self._look_forever())
 
     def stop_soon(self) -> None:
@@ -42,6 +48,8 @@ class Watch:
     def stop(self) -> None:
         """Send everybody home."""
         self.is_stopping = True
+        if self._end is not None and not self._end.done():
+            self._end.set_result(None)
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(Stopping())
@@ -80,6 +88,17 @@ class Watch:
                 return job
             job = changed
         return job
+
+    async def answer(self, work: Future[Answer]) -> Answer:
+        """What a thread answers, without a thread that waits; whoever goes away leaves it to the others."""
+        assert self._end is not None
+        answer = asyncio.wrap_future(work)
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # is heard, even by nobody
+        either: set[asyncio.Future[Any]] = {answer, self._end}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done() or answer.cancelled():
+            raise Stopping
+        return answer.result()
 
     async def _look_forever(self) -> None:
         while True:

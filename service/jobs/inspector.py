@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from model.bundle import Manifest, load_bundle
 from service.jobs.children import Bounds, Children, serve
 from service.mapping.describe import describe_header
+from service.mapping.grids import lay_grid
 from service.mapping.scenes import Limits, open_pixels, open_scene
 
 # A scene's header takes some hundred megabytes at most.
@@ -48,6 +50,8 @@ def _look(question: dict[str, Any]) -> dict[str, Any]:
         return {"manifest": bundle.manifest.model_dump(mode="json"), "sha256": bundle.sha256}
     scene = open_scene(Path(question["scene"]), Limits(**question["limits"]), counts_packed=False)
     if "pixel" not in question:
+        with suppress(Exception):  # a place that harms who looks for it is met here first, and not in the server
+            lay_grid(scene.rows, scene.cols, scene.crs, scene.transform, scene.gcps)
         return describe_header(scene)
     with open_pixels(scene) as pixels:
         return {"values": [value if value == value else None for value in pixels.spectrum(*question["pixel"]).tolist()]}

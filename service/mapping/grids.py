@@ -22,6 +22,9 @@ LON_LAT, MERCATOR = CRS.from_epsg(4326), CRS.from_epsg(3857)
 RADIUS_M = 6_378_137.0
 WORLD_M = 2 * math.pi * RADIUS_M
 MOST_LATITUDE = math.degrees(2 * math.atan(math.exp(math.pi)) - math.pi / 2)  # where Web Mercator is a square
+# Metres, feet or degrees beyond this are nowhere on Earth, and PROJ would go round it until it has come that far: some
+# 1e18 m take it minutes.
+FARTHEST = 1e9
 EDGE_POINTS = 21  # on each side of a scene: its edges are curves in another system
 
 Numbers = NDArray[np.float64]
@@ -107,7 +110,8 @@ class Grid:
         if self.crs.is_geographic:  # the turn round the Earth that the raster is on
             middle = (self.transform @ (self.cols / 2, self.rows / 2))[0]
             x = x - 360 * np.round((x - middle) / 360)
-        return ~self.transform @ (x, y)  # type: ignore[no-any-return]
+        with np.errstate(all="ignore"):  # of points that are nowhere
+            return ~self.transform @ (x, y)  # type: ignore[no-any-return]
 
 
 def lay_grid(rows: int, cols: int, crs: CRS | None, transform: Affine, gcps: Sequence[GroundControlPoint] = ()) -> Grid:
@@ -115,7 +119,7 @@ def lay_grid(rows: int, cols: int, crs: CRS | None, transform: Affine, gcps: Seq
     if gcps:
         transform = from_gcps(list(gcps)) if span_a_plane(gcps) else Affine.identity()
     ring = None
-    if crs is not None and transform != Affine.identity() and transform.determinant != 0:
+    if crs is not None and transform != Affine.identity() and _can_be_inverted(transform):
         ring = _outline(rows, cols, crs, transform)
     if crs is None or ring is None:
         return _pixel_grid(rows, cols, None, Affine.identity())
@@ -143,6 +147,17 @@ def span_a_plane(gcps: Sequence[GroundControlPoint]) -> bool:
     return len(places) >= 3 and bool(np.linalg.matrix_rank(places - places[0]) == 2)
 
 
+def _can_be_inverted(transform: Affine) -> bool:
+    """By GDAL's own measure, and a little stricter."""
+    largest = max(abs(number) for number in (transform.a, transform.b, transform.d, transform.e))
+    return bool(abs(transform.determinant) > 1e-9 * largest * largest)
+
+
+def is_near(coordinates: Any) -> bool:
+    """Whether coordinates are numbers that can be brought into another system."""
+    return bool((np.abs(coordinates) <= FARTHEST).all())  # false for NaN
+
+
 def mercator(lon: Numbers, lat: Numbers) -> tuple[Numbers, Numbers]:
     """Web Mercator's metres."""
     return RADIUS_M * np.radians(lon), RADIUS_M * np.arctanh(np.sin(np.radians(lat)))
@@ -155,7 +170,10 @@ def _pixel_grid(rows: int, cols: int, crs: CRS | None, transform: Affine) -> Gri
 
 def _lon_lat(crs: CRS, transform: Affine, cols: Any, rows: Any) -> tuple[Numbers, Numbers] | None:
     """Longitudes and latitudes, which do not jump; None where there are none."""
-    x, y = transform @ (np.asarray(cols, float), np.asarray(rows, float))
+    with np.errstate(over="ignore", invalid="ignore"):
+        x, y = transform @ (np.asarray(cols, float), np.asarray(rows, float))
+    if not is_near((x, y)):
+        return None
     try:
         lon, lat = (np.array(numbers, float) for numbers in transform_points(crs, LON_LAT, x, y))
     except GDAL_ERRORS:  # a local system, or that of another planet

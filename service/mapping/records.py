@@ -22,7 +22,7 @@ from rasterio.warp import transform_geom
 from model.bundle import Bundle, Manifest
 from service.errors import unwritten
 from service.mapping.engines import Engine
-from service.mapping.grids import span_a_plane
+from service.mapping.grids import is_near, span_a_plane
 from service.mapping.rasters import GDAL_ENV
 from service.mapping.scenes import GDAL_ERRORS, Scene, unplaced_is_fine
 from service.mapping.strips import StoredStrip
@@ -84,6 +84,8 @@ def pixel_hectares(scene: Scene, top: int, bottom: int) -> NDArray[np.float64] |
     square_units = abs(scene.transform.determinant)
     # Of the middle column: rows of a scene hardly change their latitude.
     places = [scene.transform @ (scene.cols / 2, row + 0.5) for row in range(top, bottom)]
+    if not is_near(places):
+        return None
     if scene.crs.is_projected:
         metres = float(scene.crs.linear_units_factor[1])
         area = np.full(bottom - top, square_units * metres**2 / 10_000)
@@ -283,6 +285,8 @@ def _footprint(scene: Scene) -> dict[str, Any] | None:
     transform = from_gcps(list(scene.gcps)) if scene.gcps else scene.transform
     corners = [(0, 0), (0, scene.rows), (scene.cols, scene.rows), (scene.cols, 0), (0, 0)]
     ring = [transform @ corner for corner in corners]
+    if not is_near(ring):
+        return None
     try:
         outline = transform_geom(scene.crs, "EPSG:4326", {"type": "Polygon", "coordinates": [ring]}, precision=7)
     except GDAL_ERRORS:  # a local system, or that of another planet
