@@ -25,6 +25,11 @@ const KeyedTiles = L.GridLayer.extend({
       .catch((error) => done(error, image));
     return image;
   },
+  _initTile(image) {
+    L.GridLayer.prototype._initTile.call(this, image);
+    // A pixel over the next tile: between zooms, and on screens that scale, lines would show between tiles.
+    image.style.width = image.style.height = `${this.getTileSize().x + 1}px`;
+  },
 });
 
 /** A map of a job, by its TileJSON. */

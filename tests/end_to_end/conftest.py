@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
+from tests.browser import CHROMIUM, running_browser
 from tests.bundles import write_bundle
 from tests.server import RunningServer, running_server
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 WAIT_MS = 30_000
 expect.set_options(timeout=WAIT_MS)
 COLORS = ["#1f78b4", "#33a02c", "#e31a1c"]
@@ -27,10 +22,8 @@ def browser() -> Iterator[Browser]:
     """Chromium without a window."""
     if CHROMIUM is None:
         pytest.skip("there is no Chromium here: install Debian's package chromium")
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with running_browser() as running:
         yield running
-        running.close()
 
 
 @pytest.fixture
