@@ -23,7 +23,7 @@ from service.mapping.engines import cores
 from service.mapping.grids import MOST_ZOOM, TILE_PX, Grid, Tile, lay_grid
 from service.mapping.pictures import Bands
 from service.mapping.scenes import GDAL_ERRORS
-from service.mapping.tiles import Kind, ramp, read_header, read_pixel, render_tile
+from service.mapping.tiles import RAMP, Kind, read_header, read_pixel, render_tile
 from service.settings import Settings
 
 # What a call needs to ask for a tile.
@@ -222,7 +222,7 @@ def _outside(grid: Grid, *, by_place: bool) -> str:
 
 def _map_layers(summary: dict[str, Any]) -> list[Layer]:
     legend = _legend(summary)
-    colors = {"ramp": ramp()}
+    colors = {"ramp": list(RAMP)}
     return [
         Layer("classes", "Class map", "classes", "classes.tif", facts={"legend": legend}),
         Layer("confidence", "Confidence", "share", "confidence.tif", facts=colors),

@@ -28,7 +28,7 @@ BOUNDS = Bounds(seconds=900.0, memory_bytes=4 << 30)
 MOST_CHILDREN = 2
 MOST_WAITING = 32  # views; more are told to come back
 KEPT_VIEWS = 8  # of a scene
-# A smaller scene's view is made in less than a second when somebody looks at it (measured on 2 cores).
+# A smaller scene's view is made when somebody looks at it; a page waits a moment for it.
 AHEAD_PIXELS = 1_000_000
 REMEMBERED_S = 30.0  # a refusal: a page asks for many tiles
 PICTURE_BYTES = 3 * 3  # a pixel at most, while the plain and the packed picture lie beside each other
