@@ -14,7 +14,9 @@ import pytest
 import rasterio
 from rasterio.control import GroundControlPoint
 from rasterio.transform import Affine
+from rasterio.warp import transform
 
+from service.mapping.rasters import rgb
 from tests.bundles import write_bundle
 from tests.scenes import GRID, UTM, write_envi, write_tif
 from tests.server import part, running_server, wait_for
@@ -169,6 +171,25 @@ def test_the_class_map_is_shown_in_its_colours_at_its_place(client, server, job,
     shown = shown_at(client, job, "classes", UTM, GRID, *place, sharp)
     assert f"#{shown[0]:02x}{shown[1]:02x}{shown[2]:02x}" == COLORS[value - 1]
     assert shown[3] == 255
+
+
+def test_gdals_own_client_shows_every_pixel_where_it_lies(client, server, job, monkeypatch):
+    monkeypatch.setenv("GDAL_DEFAULT_WMS_CACHE_PATH", str(server.data.with_name("wms-cache")))
+    address = tilejson(client, job)["tiles"][0].replace("{", "${")
+    edge = 20037508.342789244
+    service = f"""<GDAL_WMS><Service name="TMS"><ServerUrl>{address}</ServerUrl></Service>
+        <DataWindow><UpperLeftX>-{edge}</UpperLeftX><UpperLeftY>{edge}</UpperLeftY><LowerRightX>{edge}</LowerRightX>
+        <LowerRightY>-{edge}</LowerRightY><TileLevel>16</TileLevel><TileCountX>1</TileCountX><TileCountY>1</TileCountY>
+        <YOrigin>top</YOrigin></DataWindow><Projection>EPSG:3857</Projection><BlockSizeX>256</BlockSizeX>
+        <BlockSizeY>256</BlockSizeY><BandsCount>4</BandsCount></GDAL_WMS>"""
+    classes = result(server, job, "classes.tif")[..., 0].astype(int)
+    row, col = np.meshgrid(np.arange(ROWS), np.arange(COLS), indexing="ij")
+    x, y = GRID @ (col.ravel() + 0.5, row.ravel() + 0.5)
+    places = zip(*transform(UTM, "EPSG:3857", x, y), strict=True)
+    with rasterio.open(service) as shown:
+        found = np.array(list(shown.sample(places))).reshape(ROWS, COLS, 4)
+    colors = np.array([(0, 0, 0, 0), *((*rgb(color), 255) for color in COLORS)])
+    np.testing.assert_array_equal(found, colors[classes])
 
 
 def test_no_data_is_clear_in_every_layer(client, job):
