@@ -55,7 +55,7 @@ export async function call(path, options = {}) {
 }
 
 /** A JSON document of the service. */
-export async function document_of(path, options) {
+export async function documentOf(path, options) {
   return (await call(path, { ...options, headers: { Accept: "application/json", ...options?.headers } })).json();
 }
 
@@ -111,13 +111,15 @@ export function newIdempotencyKey() {
   return `page-${Array.from(numbers, (number) => number.toString(16).padStart(2, "0")).join("")}`;
 }
 
-/** Follow a job until it is finished; `onStatus` hears of every change, `onTrouble` of a connection that is lost. */
+/** Follow a job until it is finished; `onStatus` hears of every change, `onTrouble` of a connection that is lost, or back. */
 export async function watchJob(id, onStatus, onTrouble, signal) {
   let last = "";
+  let isLost = false;
   while (!signal.aborted) {
     try {
       const answer = await call(`jobs/${id}/events`, { signal, headers: last ? { "Last-Event-ID": last } : {} });
       if (answer.status === 204) return;
+      if (isLost) onTrouble((isLost = false));
       for await (const event of eventsOf(answer)) {
         last = event.id;
         const job = JSON.parse(event.data);
@@ -127,7 +129,7 @@ export async function watchJob(id, onStatus, onTrouble, signal) {
     } catch (error) {
       if (signal.aborted) return;
       if (error instanceof Refused && error.status >= 400 && error.status < 500) throw error;
-      onTrouble();
+      onTrouble((isLost = true));
     }
     await new Promise((resolve) => setTimeout(resolve, 1000));
   }

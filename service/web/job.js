@@ -1,6 +1,6 @@
 // A job: progress while it is mapped, then the map with everything about it.
 
-import { call, document_of, key, save, watchJob } from "./api.js";
+import { call, documentOf, key, save, watchJob } from "./api.js";
 import { confirm } from "./dialogs.js";
 import { announce, count, duration, make, moment, percent, problemBox } from "./dom.js";
 import { makeLayerPanel, makeLegend } from "./layers.js";
@@ -15,7 +15,7 @@ export async function showJob(main, id, signal) {
   const map = make("div", { class: "map-place" });
   const panel = make("aside", { class: "panel", "aria-label": "About the map" });
   main.append(make("header", { class: "job-head" }, title, facts), state, make("div", { class: "job-body", hidden: true }, map, panel));
-  let job = await document_of(`jobs/${id}`, { signal });
+  let job = await documentOf(`jobs/${id}`, { signal });
   if (signal.aborted) return;
   title.textContent = job.scene;
   facts.textContent = `${job.model}, stride ${job.settings.stride_px} px, blend ${job.settings.blend}, sent ${moment(job.created)}`;
@@ -26,7 +26,7 @@ export async function showJob(main, id, signal) {
     stage.showScene().catch(() => {}); // the scene alone, while its map is made: a pleasure, and no more
     await watchJob(id, (changed) => progress.show((job = changed)), progress.trouble, signal);
     if (signal.aborted) return;
-    if (!isFinished(job)) job = await document_of(`jobs/${id}`, { signal });
+    if (!isFinished(job)) job = await documentOf(`jobs/${id}`, { signal });
   }
   progress.remove();
   document.title = `${job.scene} – hyperscene`;
@@ -65,8 +65,8 @@ function makeProgress(id, state) {
       if (Math.floor(job.progress / 25) !== told) announce(words.textContent);
       told = Math.floor(job.progress / 25);
     },
-    trouble() {
-      trouble.textContent = "The connection is lost. The job goes on without it; trying to reach the server again …";
+    trouble(isLost) {
+      trouble.textContent = isLost ? "The connection is lost. The job goes on without it; trying to reach the server again …" : "";
     },
     remove: () => card.remove(),
   };
@@ -88,13 +88,14 @@ async function dismissJob(id, button, told, words) {
 /** Where map and panel stand. */
 class Stage {
   constructor(id, place, panel, signal) {
-    Object.assign(this, { _id: id, _place: place, _panel: panel, _signal: signal, _map: null });
+    Object.assign(this, { _id: id, _place: place, _panel: panel, _signal: signal, _map: null, _turn: 0 });
     signal.addEventListener("abort", () => this._map?.remove());
   }
 
   async _makeMap() {
-    const tilejson = await document_of(`jobs/${this._id}/tilejson.json`, { signal: this._signal });
-    if (this._signal.aborted) throw new DOMException("left", "AbortError");
+    const turn = ++this._turn;
+    const tilejson = await documentOf(`jobs/${this._id}/tilejson.json`, { signal: this._signal });
+    if (this._signal.aborted || turn !== this._turn) throw new DOMException("left", "AbortError"); // something newer is shown
     this.clear();
     this._place.parentElement.hidden = false;
     const box = make("div", { class: "map", role: "application", "aria-label": "Map. Arrow keys move it, plus and minus zoom." });
@@ -104,6 +105,7 @@ class Stage {
   }
 
   clear() {
+    this._turn++;
     this._map?.remove();
     this._map = null;
     this._place.replaceChildren();
@@ -117,8 +119,8 @@ class Stage {
   }
 
   async showResult(job, state) {
-    const summary = await document_of(`jobs/${this._id}/results/summary.json`, { signal: this._signal });
-    const files = await document_of(`jobs/${this._id}/results`, { signal: this._signal });
+    const summary = await documentOf(`jobs/${this._id}/results/summary.json`, { signal: this._signal });
+    const files = await documentOf(`jobs/${this._id}/results`, { signal: this._signal });
     if (summary.warnings.length) state.replaceChildren(warningsOf(summary.warnings));
     const tilejson = await this._makeMap();
     this._panel.replaceChildren(

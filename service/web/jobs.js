@@ -1,6 +1,6 @@
 // The list of jobs, with state and thumbnails.
 
-import { document_of, showPicture } from "./api.js";
+import { documentOf, showPicture } from "./api.js";
 import { make, moment, problemBox } from "./dom.js";
 
 const PAGE = 12;
@@ -14,7 +14,7 @@ export async function showJobs(section, signal) {
   section.append(make("h2", { id: "jobs-title" }, "Your maps"), list, more);
   let shown = 0;
   async function page() {
-    const { jobs, links } = await document_of(`jobs?limit=${PAGE}&offset=${shown}`, { signal });
+    const { jobs, links } = await documentOf(`jobs?limit=${PAGE}&offset=${shown}`, { signal });
     shown += jobs.length;
     list.append(...jobs.map((job) => jobLine(job, signal)));
     more.hidden = !links.some(({ rel }) => rel === "next");
@@ -28,7 +28,7 @@ export async function showJobs(section, signal) {
 function keepUpToDate(list, signal) {
   const timer = setInterval(async () => {
     for (const line of list.querySelectorAll("[data-unfinished]")) {
-      const job = await document_of(`jobs/${line.dataset.unfinished}`, { signal }).catch(() => null);
+      const job = await documentOf(`jobs/${line.dataset.unfinished}`, { signal }).catch(() => null);
       if (job && line.isConnected) line.replaceWith(jobLine(job, signal));
     }
   }, EVERY_MS);

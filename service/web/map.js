@@ -14,7 +14,7 @@ const KeyedTiles = L.GridLayer.extend({
     const stop = new AbortController();
     image.stop = stop;
     const path = `${this.options.path}/${place.z}/${place.x}/${place.y}${L.Browser.retina ? "@2x" : ""}.png${this.options.query}`;
-    call(path, { signal: stop.signal })
+    patient(() => call(path, { signal: stop.signal }), stop.signal)
       .then((answer) => answer.blob())
       .then((blob) => {
         const address = URL.createObjectURL(blob);
@@ -31,6 +31,19 @@ const KeyedTiles = L.GridLayer.extend({
     image.style.width = image.style.height = `${this.getTileSize().x + 1}px`;
   },
 });
+
+/** Ask again, some times and some seconds apart, where the server is busy or away. */
+async function patient(ask, signal) {
+  for (const wait_s of [1, 3, 9]) {
+    try {
+      return await ask();
+    } catch (error) {
+      if (signal.aborted || ![0, 429, 503].includes(error.status)) throw error;
+    }
+    await new Promise((resolve) => setTimeout(resolve, 1000 * wait_s));
+  }
+  return ask();
+}
 
 /** A map of a job, by its TileJSON. */
 export class SceneMap {
@@ -67,7 +80,7 @@ export class SceneMap {
       query: "",
       pane,
       bounds: boundsOf(this._tilejson),
-      minNativeZoom: this.isPlaced ? 0 : 0,
+      minNativeZoom: 0,
       maxNativeZoom: this._tilejson.maxzoom + (this.isPlaced ? FINER : 0),
       minZoom: -1,
       maxZoom: 30,

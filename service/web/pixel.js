@@ -1,6 +1,6 @@
 // One pixel: its class, the probabilities as bars, and its spectrum.
 
-import { document_of } from "./api.js";
+import { documentOf } from "./api.js";
 import { announce, make, percent, problemBox, swatch } from "./dom.js";
 import { spectrumChart } from "./spectrum.js";
 
@@ -19,7 +19,7 @@ export function makePixelPanel(jobId, map, tilejson, signal) {
     asked = new AbortController();
     const mine = asked;
     try {
-      const pixel = await document_of(`jobs/${jobId}/pixel?${new URLSearchParams(place)}`, { signal: mine.signal });
+      const pixel = await documentOf(`jobs/${jobId}/pixel?${new URLSearchParams(place)}`, { signal: mine.signal });
       if (mine.signal.aborted || signal.aborted) return;
       row.input.value = pixel.row;
       col.input.value = pixel.col;

@@ -1,10 +1,15 @@
 // The start: drop a scene, choose how it is mapped, and the list of jobs.
 
-import { document_of, newIdempotencyKey, sendScene } from "./api.js";
+import { documentOf, newIdempotencyKey, sendScene } from "./api.js";
 import { makeChoices } from "./choices.js";
 import { announce, bytes, make, problemBox } from "./dom.js";
 import { showJobs } from "./jobs.js";
 import { judge } from "./scene_files.js";
+
+let sending = null; // the progress of an upload, which goes on while another view is looked at
+let unsaid = []; // what came of it meanwhile
+
+addEventListener("beforeunload", (event) => sending && event.preventDefault());
 
 /** Fill `main` with the start view. */
 export async function showStart(main, signal) {
@@ -12,7 +17,7 @@ export async function showStart(main, signal) {
   const jobs = make("section", { class: "card", "aria-labelledby": "jobs-title" });
   main.append(sending, jobs);
   sending.append(make("h1", { id: "send-title", tabindex: "-1" }, "Map a hyperspectral scene"));
-  const models = await document_of("models", { signal });
+  const models = await documentOf("models", { signal });
   if (signal.aborted) return;
   makeSender(sending, models, signal);
   await showJobs(jobs, signal);
@@ -49,8 +54,8 @@ function makeSender(section, models, signal) {
     list.replaceChildren(...files.map((file) => fileLine(file, () => settle(files.filter((other) => other !== file)))));
     words.textContent = verdict.text;
     words.className = `verdict${verdict.isWrong ? " wrong" : ""}`;
-    send.disabled = !verdict.isWhole;
-    trouble.replaceChildren();
+    send.disabled = !verdict.isWhole || Boolean(sending);
+    if (!sending) trouble.replaceChildren();
   }
   input.addEventListener("change", () => {
     choose([...input.files]);
@@ -61,21 +66,34 @@ function makeSender(section, models, signal) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const stop = new AbortController();
-    signal.addEventListener("abort", () => stop.abort());
-    const progress = uploadProgress(files, () => stop.abort());
-    trouble.replaceChildren(progress.element);
+    sending = uploadProgress(files, () => stop.abort());
+    showSending();
+    let job = null;
+    const said = [];
+    try {
+      job = await sendScene(files, choices.read(), idempotencyKey, sending.show, stop.signal);
+    } catch (error) {
+      if (error.name !== "AbortError") said.push(problemBox(error.message));
+    }
+    sending = null;
+    unsaid = said;
+    announce(job ? `${job.scene} was sent` : "");
+    document.dispatchEvent(new CustomEvent("sent", { detail: job }));
+  });
+  function showSending() {
+    trouble.replaceChildren(sending.element);
     form.classList.add("busy");
     send.disabled = true;
-    try {
-      const job = await sendScene(files, choices.read(), idempotencyKey, progress.show, stop.signal);
-      location.hash = `#/jobs/${job.jobID}`;
-    } catch (error) {
-      send.disabled = false;
-      trouble.replaceChildren(...(error.name === "AbortError" ? [] : [problemBox(error.message)]));
-    } finally {
-      form.classList.remove("busy");
-    }
-  });
+  }
+  function showEnd(job) {
+    form.classList.remove("busy");
+    send.disabled = !files.length;
+    trouble.replaceChildren(...unsaid.splice(0));
+    if (job) location.hash = `#/jobs/${job.jobID}`;
+  }
+  document.addEventListener("sent", ({ detail }) => showEnd(detail), { signal }); // whichever form is shown then
+  if (sending) showSending();
+  else showEnd(null);
   section.append(form);
 }
 

@@ -205,6 +205,41 @@ def test_a_server_that_is_gone_is_told_of(page, tmp_path, tif):
     expect(page.get_by_role("alert")).to_contain_text("The connection broke")
 
 
+def test_an_upload_goes_on_while_another_view_is_looked_at(open_page, colored, mapped, tif):
+    page = open_page()
+    slow = page.context.new_cdp_session(page)
+    page.goto(colored.url)
+    page.set_input_files("#files", str(tif))
+    expect(page.locator(f".jobs a[href$='{mapped}']")).to_be_visible()
+    network = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": tif.stat().st_size / 4}
+    slow.send("Network.enable")
+    slow.send("Network.emulateNetworkConditions", network)
+    page.get_by_role("button", name="Map it").click()
+    expect(page.locator("#sent")).to_be_visible()
+    page.locator(f".jobs a[href$='{mapped}']").click()
+    expect(page.locator(".legend")).to_be_visible()
+    page.go_back()
+    expect(page.locator("#sent")).to_be_visible()
+    page.wait_for_url(re.compile(r"#/jobs/[0-9a-f]{32}$"))
+    assert page.url[-32:] != mapped
+    wait_for_map(page)
+
+
+def test_sending_can_be_stopped(page, colored, tif):
+    slow = page.context.new_cdp_session(page)
+    page.goto(colored.url)
+    before = colored.client.get("/jobs").json()["jobs"]
+    page.set_input_files("#files", str(tif))
+    slow.send("Network.enable")
+    network = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": tif.stat().st_size / 20}
+    slow.send("Network.emulateNetworkConditions", network)
+    page.get_by_role("button", name="Map it").click()
+    page.get_by_role("button", name="Stop sending").click()
+    expect(page.locator("#sent")).to_have_count(0)
+    expect(page.get_by_role("button", name="Map it")).to_be_enabled()
+    assert colored.client.get("/jobs").json()["jobs"] == before
+
+
 # Progress
 
 
