@@ -122,9 +122,10 @@ class Stage {
     const summary = await documentOf(`jobs/${this._id}/results/summary.json`, { signal: this._signal });
     const files = await documentOf(`jobs/${this._id}/results`, { signal: this._signal });
     if (summary.warnings.length) state.replaceChildren(warningsOf(summary.warnings));
+    const scene = await documentOf(`scenes/${job.scene_id}`, { signal: this._signal }).catch(() => null);
     const tilejson = await this._makeMap();
     this._panel.replaceChildren(
-      makeLayerPanel(this._map, tilejson),
+      makeLayerPanel(this._map, tilejson, scene),
       makeLegend(summary),
       makePixelPanel(this._id, this._map, tilejson, this._signal),
       makeDownloads(this._id, files),

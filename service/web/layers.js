@@ -2,8 +2,28 @@
 
 import { count, hectares, make, percent, swatch } from "./dom.js";
 
-/** Controls over a map. */
-export function makeLayerPanel(map, tilejson) {
+const COLORS = [
+  ["true colours", [640, 550, 460]],
+  ["near infrared, red, green", [860, 650, 550]],
+  ["shortwave, near infrared, red", [1650, 860, 650]],
+  ["two shortwave, near infrared", [2200, 1650, 860]],
+];
+const FAR_NM = 60; // a band that is farther away does not show the colour
+
+/** Ways to look at a scene that its bands allow, as [words, numbers of bands]. */
+function colorsOf(scene) {
+  const nm = scene?.wavelengths_nm;
+  if (!nm) return [];
+  const found = COLORS.map(([words, wanted]) => {
+    const places = wanted.map((each) => nm.reduce((best, value, at) => (Math.abs(value - each) < Math.abs(nm[best] - each) ? at : best), 0));
+    const isNear = places.every((place, at) => Math.abs(nm[place] - wanted[at]) <= FAR_NM) && new Set(places).size === 3;
+    return isNear ? [words, places.map((place) => scene.band_numbers[place])] : null;
+  });
+  return found.filter(Boolean);
+}
+
+/** Controls over a map; `scene` is its document, null where it was removed. */
+export function makeLayerPanel(map, tilejson, scene) {
   const hasScene = tilejson.layers.some(({ id }) => id === "scene");
   const results = tilejson.layers.filter(({ id }) => id !== "scene");
   const select = make("select", { id: "layer" });
@@ -18,6 +38,10 @@ export function makeLayerPanel(map, tilejson) {
     ramp.hidden = !layer.ramp;
     if (layer.ramp) ramp.replaceChildren(...rampOf(layer.ramp));
   }
+  const colors = colorsOf(scene);
+  const color = make("select", { id: "color" });
+  color.append(...colors.map(([words], place) => make("option", { value: String(place) }, words)));
+  color.addEventListener("change", () => map.color(colors[Number(color.value)][1]));
   select.addEventListener("change", show);
   opacity.addEventListener("input", () => map.fade(Number(opacity.value) / 100));
   swipe.addEventListener("change", () => map.swipe(swipe.checked));
@@ -32,6 +56,7 @@ export function makeLayerPanel(map, tilejson) {
       ? [
           make("div", { class: "field" }, make("label", { for: "opacity" }, "Opacity over the scene"), opacity),
           make("div", { class: "check" }, swipe, make("label", { for: "swipe" }, "Swipe: scene left, map right")),
+          colors.length > 1 ? make("div", { class: "field" }, make("label", { for: "color" }, "Scene in"), color) : null,
         ]
       : make("p", { class: "quiet" }, "The scene itself was removed, so only its map is shown."),
   );

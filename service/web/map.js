@@ -5,6 +5,7 @@ import { make } from "./dom.js";
 
 const L = window.L;
 const FINER = 2; // zooms beyond the scene's own that the server still draws: its pixels are squares no more in Mercator
+const LINGER_MS = 3000; // a layer under one that does not get there
 const CLOSER = 6; // zooms beyond the scene's own that a reader may go
 
 /** Tiles fetched with the tab's key, which an image's address cannot carry. */
@@ -67,17 +68,14 @@ export class SceneMap {
     this._result = null;
     this._opacity = 1;
     this._swipe = null;
-    if (this._has("scene")) this._layer("scene", "tilePane").addTo(this._map);
+    this._scene = null;
+    if (tilejson.layers.some(({ id }) => id === "scene")) this.color([]);
   }
 
-  _has(layer) {
-    return this._tilejson.layers.some(({ id }) => id === layer);
-  }
-
-  _layer(layer, pane) {
+  _layer(layer, pane, query = "") {
     const layers = new KeyedTiles({
       path: `jobs/${this._jobId}/tiles/${layer}`,
-      query: "",
+      query,
       pane,
       bounds: boundsOf(this._tilejson),
       minNativeZoom: 0,
@@ -91,10 +89,21 @@ export class SceneMap {
 
   /** Show another layer of the result. */
   show(layer) {
-    const before = this._result;
-    this._result = this._layer(layer, "result").setOpacity(this._opacity).addTo(this._map);
-    if (before) this._result.once("load", () => before.remove());
-    if (before) setTimeout(() => before.remove(), 3000);
+    this._result = this._exchange(this._result, this._layer(layer, "result").setOpacity(this._opacity));
+  }
+
+  /** Show the scene in three of its bands; in its own colours where none are given. */
+  color(bands) {
+    const query = bands.length ? `?bands=${bands.join(",")}` : "";
+    this._scene = this._exchange(this._scene, this._layer("scene", "tilePane", query));
+  }
+
+  /** Lay a layer over another one, which goes when the new one is there. */
+  _exchange(before, after) {
+    after.addTo(this._map);
+    if (before) after.once("load", () => before.remove());
+    if (before) setTimeout(() => before.remove(), LINGER_MS);
+    return after;
   }
 
   /** How much of the result covers the scene, 0 to 1. */

@@ -365,6 +365,21 @@ def test_another_layer_can_be_chosen_with_its_own_legend(page, colored, mapped):
     assert "meadow" in page.get_by_label("Shown on the map").locator("option:checked").inner_text()
 
 
+def test_the_scene_can_be_looked_at_in_other_bands(page, slow_server, tmp_path):
+    path = tmp_path / "small.tif"
+    write_scene(SyntheticScene(rows=32, cols=32, seed=3), path, None)
+    job_id = slow_server.submit(path)
+    job = slow_server.finished(job_id)
+    open_job(page, slow_server, job_id)
+    with page.expect_response(re.compile("/tiles/scene/.*bands=")) as answer:
+        page.get_by_label("Scene in").select_option(label="near infrared, red, green")
+    assert answer.value.ok
+    scene = slow_server.client.get(f"/scenes/{job['scene_id']}").json()
+    bands = [int(band) for band in answer.value.url.rsplit("=", 1)[1].split(",")]
+    shown = [scene["wavelengths_nm"][scene["band_numbers"].index(band)] for band in bands]
+    assert [abs(nm - wanted) < 30 for nm, wanted in zip(shown, (860, 650, 550), strict=True)] == [True] * 3
+
+
 def test_a_click_shows_the_pixels_class_probabilities_and_spectrum(page, colored, mapped):
     open_job(page, colored, mapped)
     pixel = click_pixel(page, colored, mapped, 11, 7)
