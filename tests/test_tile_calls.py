@@ -26,7 +26,7 @@ from tests.tiles import lon_lats, rgba, tile_places
 COLORS = ["#e41a1c", "#377eb8", "#4daf4a"]
 ROWS, COLS = 40, 33
 TURNED = Affine.translation(500_000, 5_800_000) @ Affine.rotation(33) @ Affine.scale(20, -20)
-POISON_FOLDER, POISON = Path(__file__).parent / "poison", 77.0  # as in poison/sitecustomize.py
+POISON_FOLDER, POISON, SLOW = Path(__file__).parent / "poison", 77.0, 78.0  # as in poison/sitecustomize.py
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +79,24 @@ def result(server, job, name):
         return np.moveaxis(file.read() * np.array(file.scales)[:, None, None], 0, -1)
 
 
+def patient(client, address, **more):
+    """The answer, asked for again while the scene's picture is being made."""
+    answer = wait_for(lambda: None if is_being_made(found := client.get(address, **more)) else found)
+    return answer
+
+
+def is_being_made(answer):
+    return answer.status_code == 503 and "is being made" in answer.json()["detail"]
+
+
 def tilejson(client, job, **query):
-    answer = client.get(f"/jobs/{job}/tilejson.json", params=query)
+    answer = patient(client, f"/jobs/{job}/tilejson.json", params=query)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def tile(client, job, layer, zoom, x, y, sharp="", **query):
-    answer = client.get(f"/jobs/{job}/tiles/{layer}/{zoom}/{x}/{y}{sharp}.png", params=query)
+    answer = patient(client, f"/jobs/{job}/tiles/{layer}/{zoom}/{x}/{y}{sharp}.png", params=query)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "image/png"
     return rgba(answer.content)
@@ -140,7 +150,7 @@ def test_the_addresses_in_tilejson_answer(client, job):
     document = tilejson(client, job, bands="5,4,1")
     for layer in document["layers"]:
         for key, px in (("tiles", 256), ("tiles_2x", 512)):
-            answer = client.get(layer[key][0].format(z=0, x=0, y=0))
+            answer = patient(client, layer[key][0].format(z=0, x=0, y=0))
             assert rgba(answer.content).shape == (px, px, 4), layer["id"]
 
 
@@ -263,7 +273,7 @@ def test_a_scene_without_a_place_has_the_same_layers_in_pixels(client, server, t
 
 def test_a_tile_may_be_kept_by_its_caller_alone(client, job):
     for path in ("tiles/classes/0/0/0.png", "tiles/scene/0/0/0@2x.png?bands=1,2,3", "results/classes.tif"):
-        headers = client.get(f"/jobs/{job}/{path}").headers
+        headers = patient(client, f"/jobs/{job}/{path}").headers
         assert headers["cache-control"] == "private, max-age=31536000, immutable"
         assert headers["vary"] == "X-API-Key, Authorization"
         assert headers["etag"]
@@ -271,7 +281,7 @@ def test_a_tile_may_be_kept_by_its_caller_alone(client, job):
 
 def test_a_tile_that_the_caller_has_is_not_sent_again(client, job):
     for path in ("tiles/classes/0/0/0.png", "tiles/scene/0/0/0.png"):
-        first = client.get(f"/jobs/{job}/{path}")
+        first = patient(client, f"/jobs/{job}/{path}")
         again = client.get(f"/jobs/{job}/{path}", headers={"If-None-Match": f'"other", W/{first.headers["etag"]}'})
         assert (again.status_code, again.content) == (304, b"")
         assert again.headers["etag"] == first.headers["etag"]
@@ -280,8 +290,8 @@ def test_a_tile_that_the_caller_has_is_not_sent_again(client, job):
 
 def test_tiles_have_tags_of_their_own(client, job):
     paths = ["classes/0/0/0", "classes/0/0/0@2x", "classes/1/0/0", "confidence/0/0/0", "scene/0/0/0"]
-    tags = [client.get(f"/jobs/{job}/tiles/{path}.png").headers["etag"] for path in paths]
-    tags.append(client.get(f"/jobs/{job}/tiles/scene/0/0/0.png?bands=1,1,1").headers["etag"])
+    paths = [*(f"{path}.png" for path in paths), "scene/0/0/0.png?bands=1,1,1"]
+    tags = [patient(client, f"/jobs/{job}/tiles/{path}").headers["etag"] for path in paths]
     assert len(set(tags)) == len(tags)
 
 
@@ -293,7 +303,7 @@ def test_where_tiles_are_is_not_kept(client, job):
 
 
 def pixel(client, job, **place):
-    answer = client.get(f"/jobs/{job}/pixel", params=place)
+    answer = patient(client, f"/jobs/{job}/pixel", params=place)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -504,7 +514,7 @@ def lines_of(server, message):
 
 def ask_often(server, path, times):
     with ThreadPoolExecutor(times) as pool, httpx.Client(base_url=server.url, timeout=60) as client:
-        return list(pool.map(lambda _: client.get(path), range(times)))
+        return list(pool.map(lambda _: patient(client, path), range(times)))
 
 
 def test_whoever_asks_at_the_same_time_waits_for_the_same_view(server, tmp_path):
@@ -517,6 +527,53 @@ def test_whoever_asks_at_the_same_time_waits_for_the_same_view(server, tmp_path)
     assert len({answer.content for answer in answers}) == 1
     assert len(lines_of(server, "view made")) == before + 1
     assert views(server, scene) == ["3-2-1.tif"]
+
+
+@pytest.fixture(scope="module")
+def slow_server(tmp_path_factory, bundles):
+    """A server that takes its time for the picture of a scene that holds SLOW, and maps nothing."""
+    options = ("--bundles", bundles, "--device", "cpu", "--lease-s", 600)
+    folder = tmp_path_factory.mktemp("slow")
+    with running_server(folder / "data", *options, PYTHONPATH=str(POISON_FOLDER)) as running:
+        workers = running.workers()
+        for worker in workers:
+            os.kill(worker, signal.SIGSTOP)
+        yield running
+        for worker in workers:
+            os.kill(worker, signal.SIGCONT)
+
+
+def slow(cube):
+    found = cube.copy()
+    found[20, 20, 2] = SLOW
+    return found
+
+
+def test_who_asks_for_a_view_that_is_being_made_is_told_to_come_back(slow_server, tmp_path, cube):
+    client, scene = slow_server.client, uploaded(
+        slow_server, write_tif(tmp_path / "slow.tif", slow(cube), wavelengths_nm=WAVELENGTHS)
+    )  # fmt: skip
+    job = started(slow_server, scene)
+    before = len(lines_of(slow_server, "view made"))
+    for _ in range(2):
+        answer = client.get(f"/jobs/{job}/tiles/scene/0/0/0.png")
+        assert "is being made: try again in 2 s" in refusal(answer, 503, "not_ready")
+        assert answer.headers["retry-after"] == "2"
+        assert "3-2-1.tif" not in views(slow_server, scene)
+    assert tile(client, job, "scene", 0, 0, 0).shape == (256, 256, 4)
+    assert len(lines_of(slow_server, "view made")) == before + 1
+
+
+def test_who_needs_a_view_to_know_the_place_is_told_to_come_back(slow_server, tmp_path, cube):
+    corners = [(0, 0), (0, COLS), (ROWS, COLS), (ROWS, 0)]
+    points = [GroundControlPoint(row, col, *(TURNED @ (col, row)), 0) for row, col in corners]
+    path = write_tif(tmp_path / "g.tif", slow(cube), wavelengths_nm=WAVELENGTHS, transform=None, gcps=points)
+    client, job = slow_server.client, slow_server.submit(path)
+    for path in ("tilejson.json", "pixel?row=1&col=1"):
+        answer = client.get(f"/jobs/{job}/{path}")
+        assert "try again in 2 s" in refusal(answer, 503, "not_ready")
+        assert answer.headers["retry-after"] == "2"
+    assert pixel(client, job, row=1, col=1)["spectrum"]["values"] == cube[1, 1].tolist()
 
 
 def test_a_large_scenes_view_is_begun_before_anybody_asks(server, tmp_path):
@@ -564,7 +621,7 @@ def test_a_scene_that_kills_who_looks_at_it_costs_its_view_alone(tmp_path, bundl
     ) as server:
         scene = uploaded(server, path)
         job = started(server, scene)
-        answer = server.client.get(f"/jobs/{job}/tiles/scene/0/0/0.png")
+        answer = patient(server.client, f"/jobs/{job}/tiles/scene/0/0/0.png")
         refusal(answer, 422, "scene_unreadable")
         assert views(server, scene) == []
         assert len(lines_of(server, "view made")) == 0
@@ -614,7 +671,7 @@ def test_another_keys_job_has_no_tiles_for_me(tmp_path, bundles, tif):
         server.finished(job, **mine)
         for path in ("tilejson.json", "tiles/classes/0/0/0.png", "tiles/scene/0/0/0@2x.png", "pixel?row=0&col=0"):
             address = f"/jobs/{job}/{path}"
-            allowed = server.client.get(address, headers=mine)
+            allowed = patient(server.client, address, headers=mine)
             assert allowed.status_code == 200
             tag = {"If-None-Match": allowed.headers.get("etag", "*")}
             refusal(server.client.get(address, headers=other | tag), 404, "no_such_job")

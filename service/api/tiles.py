@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
+from pathlib import Path as FilePath
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -35,6 +36,8 @@ router = APIRouter(tags=["tiles"])
 
 PNG_TYPE = "image/png"
 MOST_NUMBER = 2**31 - 1
+# A view may take minutes: whoever waits for it with all of a browser's six connections would not get anything else.
+VIEW_WAIT_S = 2
 
 LayerId = Annotated[
     str,
@@ -180,19 +183,29 @@ def _bands(text: str | None) -> Bands | None:
     return red, green, blue
 
 
-async def _waited(service: Service, future: Future[Answer]) -> Answer:
+async def _waited(service: Service, future: Future[Answer], within_s: float | None = None) -> Answer:
     """What a thread answers."""
     try:
-        return await service.watch.answer(future)
+        return await service.watch.answer(future, within_s)
     except Stopping:
         error = NotReady("the server shuts down: ask again when it is back")
         error.headers = {"Retry-After": "10"}
         raise error from None
 
 
+async def _file(service: Service, looked: Looked, layer: Layer) -> FilePath:
+    """The raster behind a layer, or the word that it is being made."""
+    try:
+        return await _waited(service, service.layers.file(looked, layer), VIEW_WAIT_S)
+    except TimeoutError:
+        error = NotReady(f"the picture of the scene is being made: try again in {VIEW_WAIT_S} s")
+        error.headers = {"Retry-After": str(VIEW_WAIT_S)}
+        raise error from None
+
+
 async def _grid(service: Service, looked: Looked) -> Grid:
     if needs_view(looked):
-        path = await _waited(service, service.layers.file(looked, looked.layer(SCENE_LAYER)))
+        path = await _file(service, looked, looked.layer(SCENE_LAYER))
         return await _waited(service, service.layers.grid_of(path))
     return await _waited(service, service.layers.grid(looked))
 
@@ -217,7 +230,7 @@ async def _tile(
 
 
 async def _read(service: Service, looked: Looked, layer: Layer, tile: Tile) -> bytes:
-    path = await _waited(service, service.layers.file(looked, layer))
+    path = await _file(service, looked, layer)
     return await _waited(service, service.layers.tile(path, layer, tile))
 
 

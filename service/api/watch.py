@@ -89,15 +89,20 @@ class Watch:
             job = changed
         return job
 
-    async def answer(self, work: Future[Answer]) -> Answer:
-        """What a thread answers, without a thread that waits; whoever goes away leaves it to the others."""
+    async def answer(self, work: Future[Answer], within_s: float | None = None) -> Answer:
+        """What a thread answers, without a thread that waits; whoever goes away leaves it to the others.
+
+        TimeoutError after `within_s`: the work goes on.
+        """
         assert self._end is not None
         answer = asyncio.wrap_future(work)
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # is heard, even by nobody
         either: set[asyncio.Future[Any]] = {answer, self._end}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done() or answer.cancelled():
+        await asyncio.wait(either, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        if answer.cancelled() or (self._end.done() and not answer.done()):
             raise Stopping
+        if not answer.done():
+            raise TimeoutError
         return answer.result()
 
     async def _look_forever(self) -> None:

@@ -1,11 +1,12 @@
 """With this folder on PYTHONPATH a worker is killed whenever the network is asked about a pixel that holds POISON, and
-so is whoever makes a picture of it."""
+so is whoever makes a picture of it; a picture of SLOW takes its time."""
 
 import os
 import signal
 import sys
+import time
 
-POISON = 77.0
+POISON, SLOW, SLOW_S = 77.0, 78.0, 6.0
 
 if "service.jobs.worker" in sys.orig_argv:
     from service.mapping.engines import CpuEngine
@@ -27,6 +28,8 @@ if "service.jobs.views" in sys.orig_argv:
     def die_of_a_look(cube, valid, low, high):
         if (cube == POISON).any():
             os.kill(os.getpid(), signal.SIGKILL)
+        if (cube == SLOW).any():
+            time.sleep(SLOW_S)
         return stretch(cube, valid, low, high)
 
     pictures.stretched = die_of_a_look
