@@ -1,6 +1,8 @@
 // Calls of the service: with the tab's API key, with refusals in the server's own words.
 
 const KEY = "hyperscene-key";
+const HIDDEN_MS = 5000; // between looks at a job from a tab that nobody sees
+const SILENT_MS = 40000; // the server says that it is still there every 15 s
 let askForKey = null; // a function from whether a wrong key was given to a promise of the key
 let asking = null;
 
@@ -37,10 +39,16 @@ async function gotKey(used) {
   return Boolean(given);
 }
 
-/** An answer of the service; refusals are thrown. `path` is relative to the page, so that a proxy may put it anywhere. */
+/** The key as a header. Headers are bytes: the letters of a key go as UTF-8, each byte as a letter of its own. */
+function keyHeader(used) {
+  return used ? { "X-API-Key": String.fromCharCode(...new TextEncoder().encode(used)) } : {};
+}
+
+/** An answer of the service; refusals are thrown. `path` is relative to the page, so that a proxy may put it anywhere.
+ *  A quiet call asks nobody for a key. */
 export async function call(path, options = {}) {
   const used = key();
-  const headers = { ...options.headers, ...(used ? { "X-API-Key": used } : {}) };
+  const headers = { ...options.headers, ...keyHeader(used) };
   let answer;
   try {
     answer = await fetch(path, { ...options, headers });
@@ -50,7 +58,7 @@ export async function call(path, options = {}) {
   }
   if (answer.ok) return answer;
   const refusal = refusalOf(answer.status, await answer.text().catch(() => ""));
-  if (refusal.status === 401 && (await gotKey(used))) return call(path, options);
+  if (refusal.status === 401 && !options.isQuiet && (await gotKey(used))) return call(path, options);
   throw refusal;
 }
 
@@ -61,11 +69,12 @@ export async function documentOf(path, options) {
 
 function refusalOf(status, text) {
   try {
-    const problem = JSON.parse(text);
-    return new Refused(problem.detail, status, problem.code);
+    const { detail, code } = JSON.parse(text);
+    if (detail) return new Refused(detail, status, code);
   } catch {
-    return new Refused(`The server answered with ${status} and no reason: try again, or look into its log.`, status, "");
+    // a proxy's page, say
   }
+  return new Refused(`The server answered with ${status} and no reason: try again, or look into its log.`, status, "");
 }
 
 /** Send a scene; answers the job. `onProgress` hears the share that is sent. */
@@ -91,7 +100,7 @@ function post(path, form, used, idempotencyKey, onProgress, signal) {
     request.open("POST", path);
     request.setRequestHeader("Prefer", "respond-async");
     request.setRequestHeader("Idempotency-Key", idempotencyKey);
-    if (used) request.setRequestHeader("X-API-Key", used);
+    for (const [name, value] of Object.entries(keyHeader(used))) request.setRequestHeader(name, value);
     request.upload.addEventListener("progress", (event) => event.lengthComputable && onProgress(event.loaded / event.total));
     request.addEventListener("load", () => {
       if (request.status === 201) resolve(JSON.parse(request.responseText));
@@ -114,33 +123,59 @@ export function newIdempotencyKey() {
 /** Follow a job until it is finished; `onStatus` hears of every change, `onTrouble` of a connection that is lost, or back. */
 export async function watchJob(id, onStatus, onTrouble, signal) {
   let last = "";
-  let isLost = false;
   while (!signal.aborted) {
     try {
-      const answer = await call(`jobs/${id}/events`, { signal, headers: last ? { "Last-Event-ID": last } : {} });
-      if (answer.status === 204) return;
-      if (isLost) onTrouble((isLost = false));
-      for await (const event of eventsOf(answer)) {
-        last = event.id;
-        const job = JSON.parse(event.data);
+      for await (const { id: seen, job } of document.hidden ? lookedAt(id, signal) : streamed(id, last, onTrouble, signal)) {
+        last = seen ?? last;
+        onTrouble(false);
         onStatus(job);
         if (["successful", "failed", "dismissed"].includes(job.status)) return;
       }
     } catch (error) {
       if (signal.aborted) return;
       if (error instanceof Refused && error.status >= 400 && error.status < 500) throw error;
-      onTrouble((isLost = true));
+      onTrouble(true);
     }
-    await new Promise((resolve) => setTimeout(resolve, 1000));
+    await pause(1000);
+  }
+}
+
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+/** A job by polling, while nobody looks at the tab: a browser has six connections to a host, and a stream keeps one. */
+async function* lookedAt(id, signal) {
+  while (document.hidden && !signal.aborted) {
+    yield { job: await documentOf(`jobs/${id}`, { signal }) };
+    await pause(HIDDEN_MS);
+  }
+}
+
+/** A job by server-sent events, until the tab is hidden or the connection falls silent. */
+async function* streamed(id, last, onTrouble, signal) {
+  const stop = new AbortController();
+  const onHidden = () => document.hidden && stop.abort();
+  document.addEventListener("visibilitychange", onHidden);
+  signal.addEventListener("abort", () => stop.abort());
+  try {
+    const answer = await call(`jobs/${id}/events`, { signal: stop.signal, headers: last ? { "Last-Event-ID": last } : {} });
+    onTrouble(false);
+    if (answer.status === 204) yield { job: await documentOf(`jobs/${id}`, { signal }) };
+    else for await (const event of eventsOf(answer, stop)) yield { id: event.id, job: JSON.parse(event.data) };
+  } catch (error) {
+    if (!document.hidden) throw error;
+  } finally {
+    document.removeEventListener("visibilitychange", onHidden);
+    stop.abort();
   }
 }
 
 /** Server-sent events, read from an answer: EventSource could not send a key. */
-async function* eventsOf(answer) {
+async function* eventsOf(answer, stop) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const timer = setTimeout(() => stop.abort(), SILENT_MS);
+    const { value, done } = await reader.read().finally(() => clearTimeout(timer));
     if (done) return;
     text += value;
     for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n")) {
@@ -154,13 +189,13 @@ async function* eventsOf(answer) {
   }
 }
 
-/** Save a file under its name. A plain link cannot send a key, so with one the file goes through memory. */
+/** Save a file under its name. A link cannot send a key, so with one the file goes through the browser's store. */
 export async function save(path, name) {
-  const blob = await (await call(path)).blob();
-  const address = URL.createObjectURL(blob);
-  const link = Object.assign(document.createElement("a"), { href: address, download: name });
+  const link = Object.assign(document.createElement("a"), { href: path, download: name });
+  if (key()) link.href = URL.createObjectURL(await (await call(path)).blob());
+  else await call(path, { method: "HEAD" }); // a refusal is shown here, and not saved as a file
   link.click();
-  setTimeout(() => URL.revokeObjectURL(address), 60000);
+  if (key()) setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 }
 
 /** Put a picture of the service into an image, with the key. */

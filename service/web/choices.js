@@ -9,6 +9,8 @@ const BLENDS = {
   none: "Each pixel takes the answer of its own patch, as in the paper. That needs stride 1, the slowest.",
 };
 
+const SAME_BLEND = "Each patch answers for its own pixels and votes by distance: with this bundle, angle is the same as linear.";
+
 /** The form's fields; `read` answers what was chosen. */
 export function makeChoices(models) {
   const byName = new Map(models.models.map((model) => [model.name, model]));
@@ -22,7 +24,7 @@ export function makeChoices(models) {
     modelField.say(sentenceOfModel(model));
     fillStrides(strideField.select, model, blendField.select.value);
     strideField.say(sentenceOfStride(Number(strideField.select.value), defaultStride(model)));
-    blendField.say(BLENDS[blendField.select.value]);
+    blendField.say(model.head === "token" && blendField.select.value === "angle" ? SAME_BLEND : BLENDS[blendField.select.value]);
   }
   let lastModel = null;
   function fillStrides(select, model, blend) {

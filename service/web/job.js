@@ -7,9 +7,9 @@ import { makeLayerPanel, makeLegend } from "./layers.js";
 import { SceneMap } from "./map.js";
 import { makePixelPanel } from "./pixel.js";
 
-/** Fill `main` with a job, and follow it until it is finished. */
-export async function showJob(main, id, signal) {
-  const title = make("h1", { tabindex: "-1" }, "…");
+/** Fill `main` with a job, and follow it until it is finished; `fail` hears of trouble on the way. */
+export async function showJob(main, id, signal, fail) {
+  const title = make("h1", { tabindex: "-1" }, "A map");
   const facts = make("p", { class: "quiet" });
   const state = make("div", { class: "job-state" });
   const map = make("div", { class: "map-place" });
@@ -19,35 +19,38 @@ export async function showJob(main, id, signal) {
   if (signal.aborted) return;
   title.textContent = job.scene;
   facts.textContent = `${job.model}, stride ${job.settings.stride_px} px, blend ${job.settings.blend}, sent ${moment(job.created)}`;
-  const progress = makeProgress(id, state);
   const stage = new Stage(id, map, panel, signal);
-  if (!isFinished(job)) {
-    progress.show(job);
-    stage.showScene().catch(() => {}); // the scene alone, while its map is made: a pleasure, and no more
-    await watchJob(id, (changed) => progress.show((job = changed)), progress.trouble, signal);
-    if (signal.aborted) return;
-    if (!isFinished(job)) job = await documentOf(`jobs/${id}`, { signal });
-  }
-  progress.remove();
-  document.title = `${job.scene} – hyperscene`;
-  if (job.status === "successful") await stage.showResult(job, state);
-  else showEnd(job, state, stage);
+  if (isFinished(job)) return showEnd(job, state, stage);
+  const progress = makeProgress(id, state);
+  progress.show(job);
+  stage.showScene().catch(() => {}); // the scene alone, while its map is made: a pleasure, and no more
+  follow(id, progress, signal).then((end) => end && showEnd(end, state, stage)).catch(fail); // the view is there meanwhile
+}
+
+/** The job once it is finished; null where nobody looks any more. */
+async function follow(id, progress, signal) {
+  let job = null;
+  await watchJob(id, (changed) => progress.show((job = changed)), progress.trouble, signal);
+  if (signal.aborted) return null;
+  return job && isFinished(job) ? job : documentOf(`jobs/${id}`, { signal });
 }
 
 const isFinished = (job) => ["successful", "failed", "dismissed"].includes(job.status);
 
-function showEnd(job, state, stage) {
+async function showEnd(job, state, stage) {
+  document.title = `${job.scene} – hyperscene`;
+  state.replaceChildren();
+  if (job.status === "successful") return stage.showResult(job, state);
   stage.clear();
   const words = job.status === "failed" ? job.problem.detail : "This job was dismissed, and its results are gone.";
-  announce(words);
   const again = make("a", { class: "button", href: "#/" }, "Send a scene");
-  state.replaceChildren(job.status === "failed" ? problemBox(words, again) : make("div", { class: "card" }, make("p", {}, words), again));
+  state.replaceChildren(job.status === "failed" ? problemBox(words, again) : make("div", { class: "card", role: "status" }, make("p", {}, words), again));
 }
 
 function makeProgress(id, state) {
   const bar = make("progress", { max: 100, "aria-labelledby": "progress-words" });
   const words = make("p", { id: "progress-words" });
-  const trouble = make("p", { class: "quiet" });
+  const trouble = make("p", { class: "quiet", role: "status" });
   const dismiss = make("button", { type: "button", class: "danger" }, "Dismiss");
   const card = make("div", { class: "card progress" }, words, bar, trouble, dismiss);
   dismiss.addEventListener("click", () => dismissJob(id, dismiss, trouble, "The work so far is lost, and the scene that came with it is removed."));
@@ -68,7 +71,6 @@ function makeProgress(id, state) {
     trouble(isLost) {
       trouble.textContent = isLost ? "The connection is lost. The job goes on without it; trying to reach the server again …" : "";
     },
-    remove: () => card.remove(),
   };
 }
 
@@ -88,34 +90,36 @@ async function dismissJob(id, button, told, words) {
 /** Where map and panel stand. */
 class Stage {
   constructor(id, place, panel, signal) {
-    Object.assign(this, { _id: id, _place: place, _panel: panel, _signal: signal, _map: null, _turn: 0 });
+    Object.assign(this, { _id: id, _place: place, _panel: panel, _signal: signal, _map: null, _pixel: null, _turn: 0 });
     signal.addEventListener("abort", () => this._map?.remove());
   }
 
+  /** A map and a panel for pixels, made once: what a reader does there is not lost when the job ends. */
   async _makeMap() {
     const turn = ++this._turn;
     const tilejson = await documentOf(`jobs/${this._id}/tilejson.json`, { signal: this._signal });
     if (this._signal.aborted || turn !== this._turn) throw new DOMException("left", "AbortError"); // something newer is shown
-    this.clear();
+    if (this._map) return tilejson;
     this._place.parentElement.hidden = false;
     const box = make("div", { class: "map", role: "application", "aria-label": "Map. Arrow keys move it, plus and minus zoom." });
     this._place.replaceChildren(box);
     this._map = new SceneMap(box, this._id, tilejson);
+    this._pixel = makePixelPanel(this._id, this._map, tilejson, this._signal);
+    this._panel.replaceChildren(this._pixel.element);
     return tilejson;
   }
 
   clear() {
     this._turn++;
     this._map?.remove();
-    this._map = null;
+    this._map = this._pixel = null;
     this._place.replaceChildren();
     this._panel.replaceChildren();
     this._place.parentElement.hidden = true;
   }
 
   async showScene() {
-    const tilejson = await this._makeMap();
-    this._panel.replaceChildren(makePixelPanel(this._id, this._map, tilejson, this._signal));
+    await this._makeMap();
   }
 
   async showResult(job, state) {
@@ -124,14 +128,10 @@ class Stage {
     if (summary.warnings.length) state.replaceChildren(warningsOf(summary.warnings));
     const scene = await documentOf(`scenes/${job.scene_id}`, { signal: this._signal }).catch(() => null);
     const tilejson = await this._makeMap();
-    this._panel.replaceChildren(
-      makeLayerPanel(this._map, tilejson, scene),
-      makeLegend(summary),
-      makePixelPanel(this._id, this._map, tilejson, this._signal),
-      makeDownloads(this._id, files),
-      makeDetails(this._id, job, summary, tilejson),
-    );
-    announce(`${job.scene} is mapped`);
+    this._panel.prepend(makeLayerPanel(this._map, tilejson, scene), makeLegend(summary));
+    this._panel.append(makeDownloads(this._id, files), makeDetails(this._id, job, summary, tilejson));
+    this._pixel.refresh();
+    if (!summary.warnings.length) announce(`${job.scene} is mapped`); // the warnings speak for themselves
   }
 }
 
@@ -150,9 +150,8 @@ function makeDownloads(id, files) {
     const path = `jobs/${id}/results/${name}`;
     const link = make("a", { href: path, download: name, class: isMain ? "button" : "" }, title);
     link.addEventListener("click", async (event) => {
-      if (!key()) return; // the browser's own download is better, as long as no key has to go along
       event.preventDefault();
-      told.replaceChildren(make("p", { class: "quiet", role: "status" }, `Fetching ${name} …`));
+      told.replaceChildren(...(key() ? [make("p", { class: "quiet", role: "status" }, `Fetching ${name} …`)] : []));
       await save(path, name).then(() => told.replaceChildren(), (error) => told.replaceChildren(problemBox(error.message)));
     });
     return make("li", {}, link, isMain ? null : make("span", { class: "quiet" }, name));
@@ -201,5 +200,11 @@ function makeDetails(id, job, summary, tilejson) {
 
 function addressField(tilejson) {
   const field = make("input", { id: "xyz", readonly: true, value: tilejson.tiles[0], onfocus: () => field.select() });
-  return make("div", { class: "field" }, make("label", { for: "xyz" }, "For QGIS: Layer, Add XYZ Layer, with this address"), field);
+  return make(
+    "div",
+    { class: "field" },
+    make("label", { for: "xyz" }, "For QGIS: Layer, Add XYZ Layer, with this address"),
+    field,
+    key() ? make("p", { class: "quiet" }, "QGIS has to send the key, too: as X-API-Key, under HTTP Headers.") : null,
+  );
 }

@@ -7,62 +7,134 @@ const PAGE = 12;
 const STATES = { accepted: "waits", running: "is mapped", successful: "mapped", failed: "failed", dismissed: "dismissed" };
 const EVERY_MS = 3000;
 
-/** Fill a section with the jobs, and keep those that are not finished up to date. */
+/** Fill a section with the jobs, and keep it up to date. */
 export async function showJobs(section, signal) {
-  const list = make("ul", { class: "jobs" });
+  const list = new JobList(signal);
+  const none = make("p", { class: "quiet", hidden: true }, "None yet. What you send is listed here until it expires.");
   const more = make("button", { type: "button", class: "plain", hidden: true }, "Older jobs");
-  section.append(make("h2", { id: "jobs-title" }, "Your maps"), list, more);
-  let shown = 0;
+  section.append(make("h2", { id: "jobs-title" }, "Your maps"), none, list.element, more);
   async function page() {
-    const { jobs, links } = await documentOf(`jobs?limit=${PAGE}&offset=${shown}`, { signal });
-    shown += jobs.length;
-    list.append(...jobs.map((job) => jobLine(job, signal)));
+    const { jobs, links } = await documentOf(`jobs?limit=${PAGE}&offset=${list.size}`, { signal });
+    list.append(jobs);
+    none.hidden = list.size > 0;
     more.hidden = !links.some(({ rel }) => rel === "next");
-    if (!shown) list.replaceWith(make("p", { class: "quiet" }, "None yet. What you send is listed here until it expires."));
   }
   more.addEventListener("click", () => page().catch((error) => section.append(problemBox(error.message))));
   await page();
-  keepUpToDate(list, signal);
+  keepUpToDate(list, none, signal);
 }
 
-function keepUpToDate(list, signal) {
-  const timer = setInterval(async () => {
-    for (const line of list.querySelectorAll("[data-unfinished]")) {
-      const job = await documentOf(`jobs/${line.dataset.unfinished}`, { signal }).catch(() => null);
-      if (job && line.isConnected) line.replaceWith(jobLine(job, signal));
+/** Look at the newest jobs again and again; nobody is asked for a key for that. */
+async function keepUpToDate(list, none, signal) {
+  while (!signal.aborted) {
+    await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
+    if (signal.aborted || document.hidden) continue;
+    const newest = await documentOf(`jobs?limit=${PAGE}`, { signal, isQuiet: true }).catch(() => ({ jobs: [] }));
+    list.prepend(newest.jobs);
+    none.hidden = list.size > 0;
+    for (const id of list.unfinished(newest.jobs)) {
+      const job = await documentOf(`jobs/${id}`, { signal, isQuiet: true }).catch((error) => (error.status === 404 ? null : undefined));
+      if (job !== undefined) list.put(id, job);
     }
-  }, EVERY_MS);
-  signal.addEventListener("abort", () => clearInterval(timer));
+  }
 }
 
-function jobLine(job, signal) {
-  const isFinished = ["successful", "failed", "dismissed"].includes(job.status);
-  return make(
-    "li",
-    { "data-unfinished": isFinished ? null : job.jobID },
-    make(
-      "a",
-      { href: `#/jobs/${job.jobID}` },
-      thumbnail(job, signal),
-      make("span", { class: "job-name" }, job.scene),
-      make("span", { class: "quiet" }, `${job.model}, ${moment(job.created)}`),
-      make("span", { class: `state ${job.status}` }, STATES[job.status], job.status === "running" ? ` ${job.progress} %` : ""),
-    ),
-  );
+/** Lines by job: changed where they stand, so that nobody loses the place or the focus. */
+class JobList {
+  constructor(signal) {
+    this.element = make("ul", { class: "jobs" });
+    this._lines = new Map();
+    this._signal = signal;
+  }
+
+  get size() {
+    return this._lines.size;
+  }
+
+  /** Older jobs, after those that are there. */
+  append(jobs) {
+    for (const job of jobs) if (!this._changed(job)) this.element.append(this._made(job));
+  }
+
+  /** The newest jobs, the newest first; those that are there already are brought up to date. */
+  prepend(jobs) {
+    for (const job of [...jobs].reverse()) if (!this._changed(job)) this.element.prepend(this._made(job));
+  }
+
+  /** A job as it is now; null where it is gone. */
+  put(id, job) {
+    if (job) this._changed(job);
+    else if (this._lines.has(id)) {
+      this._lines.get(id).element.remove();
+      this._lines.delete(id);
+    }
+  }
+
+  /** Ids of jobs that go on, other than these. */
+  unfinished(known) {
+    const ids = new Set(known.map(({ jobID }) => jobID));
+    return [...this._lines].filter(([id, { isFinished }]) => !isFinished && !ids.has(id)).map(([id]) => id);
+  }
+
+  _changed(job) {
+    const line = this._lines.get(job.jobID);
+    line?.show(job);
+    return Boolean(line);
+  }
+
+  _made(job) {
+    const line = new JobLine(job, this._signal);
+    this._lines.set(job.jobID, line);
+    return line.element;
+  }
 }
 
-/** A small picture of the map, fetched when it comes into view. */
-function thumbnail(job, signal) {
-  const box = make("span", { class: "thumbnail" });
-  if (job.status === "successful") {
+class JobLine {
+  constructor(job, signal) {
+    this._signal = signal;
+    this._thumbnail = make("span", { class: "thumbnail" });
+    this._state = make("span");
+    this.element = make(
+      "li",
+      {},
+      make(
+        "a",
+        { href: `#/jobs/${job.jobID}` },
+        this._thumbnail,
+        make("span", { class: "job-name" }, job.scene),
+        make("span", { class: "quiet" }, `${job.model}, ${moment(job.created)}`),
+        this._state,
+      ),
+    );
+    this.show(job);
+  }
+
+  show(job) {
+    this.isFinished = ["successful", "failed", "dismissed"].includes(job.status);
+    this._state.className = `state ${job.status}`;
+    const words = STATES[job.status] + (job.status === "running" ? ` ${job.progress} %` : "");
+    if (this._state.textContent !== words) this._state.textContent = words;
+    if (job.status === "successful" && this._shown !== "successful") this._showPicture(job);
+    if (job.status === "running") this._showProgress(job);
+    if (["failed", "dismissed"].includes(job.status)) this._thumbnail.replaceChildren();
+    this._shown = job.status;
+  }
+
+  _showProgress(job) {
+    if (this._shown !== "running") this._thumbnail.replaceChildren(make("progress", { max: 100, "aria-label": `Progress of ${job.scene}` }));
+    this._thumbnail.firstChild.value = job.progress;
+  }
+
+  /** A small picture of the map, fetched when it comes into view. */
+  _showPicture(job) {
+    this._thumbnail.replaceChildren();
     const image = make("img", { alt: `Class map of ${job.scene}` });
-    new IntersectionObserver((entries, observer) => {
+    const observer = new IntersectionObserver((entries) => {
       if (!entries.some(({ isIntersecting }) => isIntersecting)) return;
       observer.disconnect();
-      showPicture(image, `jobs/${job.jobID}/results/preview.png`, signal).then(() => box.append(image), () => {});
-    }).observe(box);
-  } else if (job.status === "running") {
-    box.append(make("progress", { max: 100, value: job.progress, "aria-label": `Progress of ${job.scene}` }));
+      showPicture(image, `jobs/${job.jobID}/results/preview.png`, this._signal).then(() => this._thumbnail.append(image), () => {});
+    });
+    observer.observe(this._thumbnail);
+    this._signal.addEventListener("abort", () => observer.disconnect());
   }
-  return box;
 }

@@ -8,6 +8,7 @@ const COLORS = [
   ["shortwave, near infrared, red", [1650, 860, 650]],
   ["two shortwave, near infrared", [2200, 1650, 860]],
 ];
+const FIRST_ROWS = 12; // of the legend: what lies below it should not be far
 const FAR_NM = 60; // a band that is farther away does not show the colour
 
 /** Ways to look at a scene that its bands allow, as [words, numbers of bands]. */
@@ -80,6 +81,15 @@ export function makeLegend(summary) {
       make("td", { class: "number" }, hasArea ? hectares(area) : count(pixels)),
       make("td", { class: "number" }, percent(share)),
     );
+  const rows = classes.map(row);
+  const all = make("button", { type: "button", class: "plain" }, `Show all ${classes.length} classes`);
+  for (const hidden of rows.slice(FIRST_ROWS)) hidden.hidden = true;
+  all.addEventListener("click", () => {
+    for (const hidden of rows) hidden.hidden = false;
+    rows[FIRST_ROWS].querySelector("th").focus();
+    all.remove();
+  });
+  if (rows.length > FIRST_ROWS) rows[FIRST_ROWS].querySelector("th").tabIndex = -1;
   return make(
     "section",
     { "aria-labelledby": "legend-title" },
@@ -88,8 +98,9 @@ export function makeLegend(summary) {
       "table",
       { class: "legend" },
       make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "Class"), make("th", { scope: "col", class: "number" }, hasArea ? "Hectares" : "Pixels"), make("th", { scope: "col", class: "number" }, "Share"))),
-      make("tbody", {}, classes.map(row)),
+      make("tbody", {}, rows),
     ),
+    rows.length > FIRST_ROWS ? all : null,
     summary.no_data_pixels ? make("p", { class: "quiet" }, `${count(summary.no_data_pixels)} pixels have no data.`) : null,
   );
 }

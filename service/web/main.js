@@ -7,34 +7,45 @@ import { showJob } from "./job.js";
 import { showStart } from "./start.js";
 
 const main = document.getElementById("main");
-const forget = document.getElementById("forget-key");
 let leave = new AbortController();
 
+/** Build the view that the address asks for; what goes on in it afterwards tells its troubles to `fail`. */
 async function show() {
   leave.abort();
   leave = new AbortController();
   const signal = leave.signal;
-  const job = /^#\/jobs\/([^/]+)$/.exec(location.hash);
   main.replaceChildren();
-  main.className = job ? "job" : "start";
   document.title = "hyperscene";
+  const fail = (error) => !signal.aborted && main.append(problemBox(error.message, wayOut(error)));
   try {
-    await (job ? showJob(main, decodeURIComponent(job[1]), signal) : showStart(main, signal));
+    const job = /^#\/jobs\/([0-9a-f]{32})$/.exec(location.hash);
+    main.className = job ? "job" : "start";
+    if (job) await showJob(main, job[1], signal, fail);
+    else if (/^(#\/?)?$/.test(location.hash)) await showStart(main, signal);
+    else main.append(make("section", { class: "card" }, make("h1", { tabindex: "-1" }, "There is nothing here"), make("a", { href: "#/" }, "To the maps")));
   } catch (error) {
-    if (signal.aborted) return;
-    const again = make("button", { type: "button", onclick: show }, error.status === 401 ? "Give a key" : "Try again");
-    main.append(problemBox(error.message, again));
+    fail(error);
   }
 }
 
-onKeyWanted(askForKey);
+function wayOut(error) {
+  if (error.status === 404) return make("a", { class: "button", href: "#/" }, "To the maps");
+  return make("button", { type: "button", onclick: show }, error.status === 401 ? "Give a key" : "Try again");
+}
+
 function showKeyState() {
-  forget.hidden = !key();
+  document.getElementById("forget-key").hidden = !key();
   document.getElementById("api-link").hidden = Boolean(key()); // a link cannot carry it
 }
+
+onKeyWanted(async (wasWrong) => {
+  const given = await askForKey(wasWrong);
+  main.focus();
+  return given;
+});
 document.addEventListener("key", showKeyState);
 showKeyState();
-forget.addEventListener("click", () => {
+document.getElementById("forget-key").addEventListener("click", () => {
   keepKey(null);
   show();
 });

@@ -2,11 +2,13 @@
 
 import { call } from "./api.js";
 import { make } from "./dom.js";
+import { Swipe } from "./swipe.js";
 
 const L = window.L;
 const FINER = 2; // zooms beyond the scene's own that the server still draws: its pixels are squares no more in Mercator
-const LINGER_MS = 3000; // a layer under one that does not get there
 const CLOSER = 6; // zooms beyond the scene's own that a reader may go
+const SECOND_CLICK_MS = 250; // two clicks are a zoom, and ask for no pixel
+const ASK_AGAIN_MS = 2000;
 
 /** Tiles fetched with the tab's key, which an image's address cannot carry. */
 const KeyedTiles = L.GridLayer.extend({
@@ -20,7 +22,7 @@ const KeyedTiles = L.GridLayer.extend({
       .then((blob) => {
         const address = URL.createObjectURL(blob);
         image.onload = () => (URL.revokeObjectURL(address), done(null, image));
-        image.onerror = () => (URL.revokeObjectURL(address), done(new Error("no picture"), image));
+        image.onerror = () => (URL.revokeObjectURL(address), done(new Error("a tile cannot be shown"), image));
         image.src = address;
       })
       .catch((error) => done(error, image));
@@ -51,7 +53,9 @@ export class SceneMap {
   constructor(box, jobId, tilejson) {
     this._jobId = jobId;
     this._tilejson = tilejson;
+    this._gone = new AbortController();
     this.isPlaced = Boolean(tilejson.crs);
+    const isCalm = matchMedia("(prefers-reduced-motion: reduce)").matches;
     this._map = L.map(box, {
       crs: this.isPlaced ? L.CRS.EPSG3857 : pixelSystem(tilejson.maxzoom),
       minZoom: this.isPlaced ? Math.max(0, tilejson.minzoom - 3) : -1,
@@ -60,20 +64,26 @@ export class SceneMap {
       zoomDelta: 1,
       attributionControl: false,
       keyboardPanDelta: 100,
+      ...(isCalm ? { zoomAnimation: false, fadeAnimation: false, markerZoomAnimation: false, inertia: false } : {}),
     });
     if (this.isPlaced) L.control.scale({ imperial: false }).addTo(this._map);
     this._map.createPane("result").style.zIndex = 300;
     this._map.fitBounds(boundsOf(tilejson));
     this._map.setMaxBounds(boundsOf(tilejson).pad(1));
-    this._result = null;
+    this._note = make("div", { class: "map-note", role: "status" });
+    box.append(this._note);
+    L.DomEvent.disableClickPropagation(this._note);
+    const sizes = new ResizeObserver(() => this._map.invalidateSize({ animate: false }));
+    sizes.observe(box);
+    this._gone.signal.addEventListener("abort", () => sizes.disconnect());
+    this._result = this._scene = this._swipe = this._mark = null;
     this._opacity = 1;
-    this._swipe = null;
-    this._scene = null;
+    this._troubles = new Map();
     if (tilejson.layers.some(({ id }) => id === "scene")) this.color([]);
   }
 
   _layer(layer, pane, query = "") {
-    const layers = new KeyedTiles({
+    const tiles = new KeyedTiles({
       path: `jobs/${this._jobId}/tiles/${layer}`,
       query,
       pane,
@@ -83,8 +93,27 @@ export class SceneMap {
       minZoom: -1,
       maxZoom: 30,
     });
-    layers.on("tileunload", ({ tile }) => tile.stop.abort());
-    return layers;
+    tiles.on("tileunload", ({ tile }) => tile.stop.abort());
+    tiles.on("tileerror", ({ error }) => error.name !== "AbortError" && this._tellTrouble(error.message, tiles, () => tiles.redraw()));
+    return tiles;
+  }
+
+  /** Words over the map. */
+  _tell(...words) {
+    if (!this._gone.signal.aborted) this._note.replaceChildren(...words);
+  }
+
+  /** What went wrong, and a button that mends all of it. */
+  _tellTrouble(words, where, again) {
+    this._troubles.set(where, again);
+    const mend = () => {
+      const all = [...this._troubles.values()];
+      this._troubles.clear();
+      this._tell();
+      for (const each of all) each();
+    };
+    // Later: Leaflet looks whether a click belongs to the note, and finds it there no more.
+    this._tell(words, make("button", { type: "button", class: "plain", onclick: () => setTimeout(mend) }, "Try again"));
   }
 
   /** Show another layer of the result. */
@@ -92,17 +121,40 @@ export class SceneMap {
     this._result = this._exchange(this._result, this._layer(layer, "result").setOpacity(this._opacity));
   }
 
-  /** Show the scene in three of its bands; in its own colours where none are given. */
-  color(bands) {
+  /** Show the scene in three of its bands, in its own colours where none are given, as soon as there is a picture. */
+  async color(bands) {
     const query = bands.length ? `?bands=${bands.join(",")}` : "";
+    this._wanted = query;
+    try {
+      await this._whenPictured(query);
+    } catch (error) {
+      if (this._wanted === query) this._tellTrouble(error.message, "scene", () => this.color(bands));
+      return;
+    }
+    if (this._wanted !== query || this._gone.signal.aborted) return;
+    if (!this._troubles.size) this._tell();
     this._scene = this._exchange(this._scene, this._layer("scene", "tilePane", query));
+  }
+
+  /** A server that still makes the picture refuses its tiles: one is asked for until it comes. */
+  async _whenPictured(query) {
+    const { signal } = this._gone;
+    while (this._wanted === query && !signal.aborted) {
+      try {
+        return await call(`jobs/${this._jobId}/tiles/scene/0/0/0.png${query}`, { signal });
+      } catch (error) {
+        if (![429, 503].includes(error.status)) throw error;
+        if (!this._troubles.size) this._tell("The picture of the scene is being made …");
+      }
+      await new Promise((resolve) => setTimeout(resolve, ASK_AGAIN_MS));
+    }
+    return null;
   }
 
   /** Lay a layer over another one, which goes when the new one is there. */
   _exchange(before, after) {
     after.addTo(this._map);
     if (before) after.once("load", () => before.remove());
-    if (before) setTimeout(() => before.remove(), LINGER_MS);
     return after;
   }
 
@@ -114,92 +166,43 @@ export class SceneMap {
 
   /** Call back with the place that is clicked: lon and lat, or row and col. */
   onPick(pick) {
+    let timer = null;
+    this._map.on("dblclick", () => clearTimeout(timer));
     this._map.on("click", ({ latlng }) => {
-      if (this.isPlaced) pick({ lon: latlng.wrap().lng, lat: latlng.lat });
-      else pick({ row: Math.floor(latlng.lat), col: Math.floor(latlng.lng) });
+      const place = this.isPlaced
+        ? { lon: latlng.wrap().lng, lat: latlng.lat }
+        : { row: Math.floor(latlng.lat), col: Math.floor(latlng.lng) };
+      clearTimeout(timer);
+      timer = setTimeout(() => pick(place), SECOND_CLICK_MS);
     });
   }
 
   /** Mark a pixel with some words, and bring it into view. */
   mark(pixel, words) {
     const place = this.isPlaced ? [pixel.lat, nearest(pixel.lon, this._map.getCenter().lng)] : [pixel.row + 0.5, pixel.col + 0.5];
-    this._mark ??= [7, 5].map((radius, ring) =>
-      L.circleMarker(place, { radius, weight: 2, fill: false, color: ring ? "#fff" : "#000", interactive: false }).addTo(this._map),
-    );
-    for (const ring of this._mark) ring.setLatLng(place);
-    this._words ??= L.tooltip({ permanent: true, direction: "top", offset: [0, -8], className: "told" }).setLatLng(place).addTo(this._map);
-    this._words.setLatLng(place).setContent(make("span", {}, words)); // an element: text would be taken for HTML
+    this.unmark();
+    const rings = [7, 5].map((radius, ring) => L.circleMarker(place, { radius, weight: 2, fill: false, color: ring ? "#fff" : "#000", interactive: false }));
+    const told = L.tooltip({ permanent: true, direction: "top", offset: [0, -8], className: "told" });
+    told.setLatLng(place).setContent(make("span", {}, words)); // an element: text would be taken for HTML
+    this._mark = L.layerGroup([...rings, told]).addTo(this._map);
     if (!this._map.getBounds().contains(place)) this._map.panTo(place);
+  }
+
+  /** Take the mark away. */
+  unmark() {
+    this._mark?.remove();
+    this._mark = null;
   }
 
   /** Show the result on the right side of a line that can be moved, or everywhere. */
   swipe(isOn) {
-    if (isOn && !this._swipe) this._swipe = new Swipe(this._map, this._map.getPane("result"));
-    if (!isOn && this._swipe) {
-      this._swipe.remove();
-      this._swipe = null;
-    }
+    this._swipe?.remove();
+    this._swipe = isOn ? new Swipe(this._map, this._map.getPane("result")) : null;
   }
 
   remove() {
+    this._gone.abort();
     this._map.remove();
-  }
-}
-
-/** The line between scene and map: for pointers, and for arrow keys. */
-class Swipe {
-  constructor(map, pane) {
-    this._map = map;
-    this._pane = pane;
-    this._share = 0.5;
-    this._line = make("div", {
-      class: "swipe", role: "slider", tabindex: "0", "aria-label": "Scene left of this line, map right of it",
-      "aria-valuemin": "0", "aria-valuemax": "100", "aria-orientation": "horizontal",
-    });
-    this._line.append(make("span", { class: "grip", "aria-hidden": "true" }, "⇆"));
-    map.getContainer().append(this._line);
-    L.DomEvent.disableClickPropagation(this._line);
-    this._line.addEventListener("pointerdown", (event) => {
-      this._line.setPointerCapture(event.pointerId);
-      map.dragging.disable();
-    });
-    this._line.addEventListener("pointermove", (event) => {
-      if (!this._line.hasPointerCapture(event.pointerId)) return;
-      const box = map.getContainer().getBoundingClientRect();
-      this._move((event.clientX - box.left) / box.width);
-    });
-    this._line.addEventListener("lostpointercapture", () => map.dragging.enable());
-    this._line.addEventListener("keydown", (event) => {
-      const steps = { ArrowLeft: -0.02, ArrowRight: 0.02, PageDown: -0.1, PageUp: 0.1, Home: -1, End: 1 };
-      if (!(event.key in steps)) return;
-      event.preventDefault();
-      event.stopPropagation(); // the map pans by arrow keys
-      this._move(this._share + steps[event.key]);
-    });
-    this._draw = () => this._clip();
-    map.on("move zoom zoomend resize", this._draw);
-    this._move(0.5);
-  }
-
-  _move(share) {
-    this._share = Math.min(1, Math.max(0, share));
-    this._line.style.left = `${100 * this._share}%`;
-    this._line.setAttribute("aria-valuenow", String(Math.round(100 * this._share)));
-    this._line.setAttribute("aria-valuetext", `${Math.round(100 * this._share)} % scene`);
-    this._clip();
-  }
-
-  _clip() {
-    const size = this._map.getSize();
-    const { x: left, y: top } = this._map.containerPointToLayerPoint([size.x * this._share, 0]);
-    const { x: right, y: bottom } = this._map.containerPointToLayerPoint(size);
-    this._pane.style.clipPath = `polygon(${left}px ${top}px, ${right}px ${top}px, ${right}px ${bottom}px, ${left}px ${bottom}px)`;
-  }
-
-  remove() {
-    this._map.off("move zoom zoomend resize", this._draw);
-    this._pane.style.clipPath = "";
-    this._line.remove();
   }
 }
 

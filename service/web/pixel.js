@@ -13,8 +13,10 @@ export function makePixelPanel(jobId, map, tilejson, signal) {
   const col = numberField("col", "Column", tilejson.cols);
   const form = make("form", { class: "place" }, row.element, col.element, make("button", { type: "submit", class: "plain" }, "Show"));
   let asked = null;
+  let last = null;
 
   async function show(place) {
+    last = place;
     asked?.abort();
     asked = new AbortController();
     const mine = asked;
@@ -29,7 +31,9 @@ export function makePixelPanel(jobId, map, tilejson, signal) {
       announce(`Row ${pixel.row}, column ${pixel.col}: ${words}`);
       if (matchMedia("(min-width: 60rem)").matches) section.scrollIntoView({ block: "nearest" }); // the panel, not the page
     } catch (error) {
-      if (error.name !== "AbortError") shown.replaceChildren(problemBox(error.message));
+      if (error.name === "AbortError") return;
+      map.unmark();
+      shown.replaceChildren(problemBox(error.message));
     }
   }
   form.addEventListener("submit", (event) => {
@@ -38,7 +42,7 @@ export function makePixelPanel(jobId, map, tilejson, signal) {
   });
   map.onPick(show);
   const section = make("section", { "aria-labelledby": "pixel-title" }, make("h2", { id: "pixel-title" }, "Pixel"), form, shown);
-  return section;
+  return { element: section, refresh: () => last && show(last) };
 }
 
 const nameless = (pixel) => (pixel.is_valid ? "not mapped yet" : "no data");

@@ -43,6 +43,7 @@ function makeSender(section, models, signal) {
   const form = make("form", { class: "sender" }, drop, choices.element, make("div", { class: "actions" }, send), trouble);
 
   async function choose(added) {
+    if (sending) return;
     const names = new Set(added.map((file) => file.name));
     await settle([...files.filter((file) => !names.has(file.name)), ...added]);
   }
@@ -83,10 +84,13 @@ function makeSender(section, models, signal) {
   function showSending() {
     trouble.replaceChildren(sending.element);
     form.classList.add("busy");
+    drop.inert = choices.element.inert = true;
     send.disabled = true;
+    sending.words.focus();
   }
   function showEnd(job) {
     form.classList.remove("busy");
+    drop.inert = choices.element.inert = false;
     send.disabled = !files.length;
     trouble.replaceChildren(...unsaid.splice(0));
     if (job) location.hash = `#/jobs/${job.jobID}`;
@@ -123,9 +127,10 @@ function acceptDrops(box, choose, signal) {
 function uploadProgress(files, stop) {
   const total = files.reduce((sum, file) => sum + file.size, 0);
   const bar = make("progress", { max: 1, value: 0, "aria-labelledby": "sent" });
-  const words = make("p", { id: "sent" }, "Sending …");
+  const words = make("p", { id: "sent", tabindex: "-1" }, "Sending …");
   const began = performance.now();
   return {
+    words,
     element: make("div", { class: "progress" }, words, bar, make("button", { type: "button", class: "plain", onclick: stop }, "Stop sending")),
     show(share) {
       bar.value = share;

@@ -292,6 +292,33 @@ def test_progress_goes_on_after_the_server_was_restarted(page, tmp_path, large):
         expect(page.locator("main")).to_contain_text("Taken up again")
 
 
+def test_focus_pixel_and_place_are_kept_when_the_job_ends(page, slow_server, tmp_path):
+    path = tmp_path / "some.tif"
+    write_scene(SyntheticScene(rows=90, cols=90, seed=3), path, None)
+    send(page, slow_server, path)
+    expect(page.get_by_role("heading", level=1)).to_be_focused()
+    page.get_by_label("Row", exact=True).fill("12")
+    page.get_by_label("Column", exact=True).fill("34")
+    page.keyboard.press("Enter")
+    expect(page.locator(".verdict-of-pixel")).to_contain_text("not mapped yet")
+    wait_for_map(page)
+    expect(page.get_by_label("Column", exact=True)).to_be_focused()
+    expect(page.get_by_label("Row", exact=True)).to_have_value("12")
+    pixel = slow_server.client.get(f"/jobs/{page.url[-32:]}/pixel", params={"row": 12, "col": 34}).json()
+    expect(page.locator(".verdict-of-pixel")).to_contain_text(pixel["class"]["name"])
+
+
+def test_a_tab_that_nobody_sees_keeps_no_stream_open_and_still_hears_of_the_end(page, slow_server, tmp_path):
+    path = tmp_path / "some.tif"
+    write_scene(SyntheticScene(rows=64, cols=64, seed=3), path, None)
+    page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => true })")
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{slow_server.url}/#/jobs/{slow_server.submit(path)}")
+    wait_for_map(page)
+    assert not [url for url in asked if url.endswith("/events")]
+
+
 def test_a_failed_job_says_why(page, server, tmp_path):
     bad = write_tif(tmp_path / "negative.tif", -values(), wavelengths_nm=WAVELENGTHS)
     job_id = server.submit(bad, model="root")
@@ -303,6 +330,14 @@ def test_a_failed_job_says_why(page, server, tmp_path):
 def test_a_job_that_nobody_knows_is_told_of(page, colored):
     page.goto(f"{colored.url}/#/jobs/{'0' * 32}")
     expect(page.get_by_role("alert")).to_contain_text("there is no job")
+    page.get_by_role("link", name="To the maps").click()
+    expect(page.get_by_role("heading", name="Your maps")).to_be_visible()
+
+
+@pytest.mark.parametrize("address", ["#/jobs/..%2fmodels", "#/jobs/%E0%A4%A", "#nothing"])
+def test_an_address_of_nothing_says_so(page, colored, address):
+    page.goto(f"{colored.url}/{address}")
+    expect(page.get_by_role("heading", name="There is nothing here")).to_be_visible()
 
 
 # The map
@@ -393,6 +428,45 @@ def test_a_click_shows_the_pixels_class_probabilities_and_spectrum(page, colored
     assert page.locator(".spectrum").get_attribute("aria-label").startswith("Spectrum over 450 to 900 nm")
 
 
+def test_a_double_click_zooms_and_asks_for_no_pixel(page, colored, mapped):
+    open_job(page, colored, mapped)
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    box = page.locator(".map").bounding_box()
+    page.mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    expect(page.locator(".leaflet-result-pane img").first).to_be_visible()
+    page.wait_for_timeout(600)
+    assert not [url for url in asked if "/pixel" in url]
+
+
+def test_a_click_beside_the_scene_takes_the_mark_away(page, colored, mapped):
+    open_job(page, colored, mapped)
+    ask_for_pixel(page, 5, 5)
+    expect(page.locator(".leaflet-tooltip")).to_be_visible()
+    box = page.locator(".map").bounding_box()
+    page.mouse.click(box["x"] + 60, box["y"] + box["height"] - 60)
+    expect(page.locator(".pixel [role=alert]")).to_contain_text("outside of the scene")
+    expect(page.locator(".leaflet-tooltip")).to_have_count(0)
+
+
+def test_tiles_that_cannot_be_fetched_are_told_of_and_asked_for_again(page, tmp_path, tif):
+    bundles = tmp_path / "bundles"
+    bundles.mkdir()
+    write_bundle(bundles / "crops.onnx")
+    with running_server(tmp_path / "data", "--bundles", bundles, "--device", "cpu") as server:
+        port = server.url.rsplit(":", 1)[1]
+        job_id = server.submit(tif)
+        server.finished(job_id)
+        open_job(page, server, job_id)
+    page.get_by_label("Shown on the map").select_option("confidence")
+    expect(page.locator(".map-note")).to_contain_text("The server cannot be reached")
+    with running_server(tmp_path / "data", "--bundles", bundles, "--device", "cpu", "--port", port):
+        with page.expect_response(re.compile("/tiles/confidence/")) as answer:
+            page.locator(".map-note").get_by_role("button", name="Try again").click()
+        assert answer.value.ok
+        expect(page.locator(".map-note")).to_be_empty()
+
+
 def test_a_pixel_can_be_asked_for_from_the_keyboard(page, colored, mapped):
     open_job(page, colored, mapped)
     pixel = colored.client.get(f"/jobs/{mapped}/pixel", params={"row": 30, "col": 20}).json()
@@ -462,15 +536,35 @@ def test_a_finished_map_can_be_dismissed(page, colored, tif):
 # The list
 
 
-def test_jobs_are_listed_with_state_and_thumbnail(page, colored, mapped):
+def test_jobs_are_listed_with_state_and_thumbnail(page, colored, tif):
+    job_id = colored.submit(tif)
+    colored.finished(job_id)
     page.goto(colored.url)
-    line = page.locator(f".jobs a[href$='{mapped}']")
+    line = page.locator(f".jobs a[href$='{job_id}']")
     expect(line).to_contain_text("mapped")
     expect(line.get_by_role("img", name="Class map of field.tif")).to_be_visible()
     line.click()
     wait_for_map(page)
     page.go_back()
     expect(page.get_by_role("heading", name="Your maps")).to_be_visible()
+
+
+def test_the_list_changes_without_taking_the_focus_away(page, slow_server, large):
+    job_id = slow_server.submit(large, stride_px="1")
+    page.goto(slow_server.url)
+    line = page.locator(f".jobs a[href$='{job_id}']")
+    expect(line).to_contain_text("is mapped")
+    line.focus()
+    slow_server.client.delete(f"/jobs/{job_id}")
+    expect(line).to_contain_text("dismissed")
+    expect(line).to_be_focused()
+
+
+def test_a_job_that_others_send_appears_in_the_list(page, colored, tif):
+    page.goto(colored.url)
+    expect(page.get_by_role("heading", name="Your maps")).to_be_visible()
+    job_id = colored.submit(tif)
+    expect(page.locator(f".jobs li:first-child a[href$='{job_id}']")).to_contain_text("mapped")
 
 
 # Names that are no text
@@ -535,6 +629,15 @@ def test_a_key_is_asked_for_once_and_kept_for_the_tab(page, open_page, tmp_path,
         another.get_by_label("API key", exact=True).fill("other")
         another.get_by_role("button", name="Use it").click()
         expect(another.get_by_role("alert")).to_contain_text("there is no job")  # another key's
+
+
+def test_a_key_may_hold_any_letters(page, tmp_path):
+    with running_server(tmp_path / "data", HYPERSCENE_API_KEYS="schlüssel-ключ") as server:
+        page.goto(server.url)
+        page.get_by_label("API key", exact=True).fill("schlüssel-ключ")
+        page.get_by_role("button", name="Use it").click()
+        expect(page.get_by_role("heading", name="Your maps")).to_be_visible()
+        assert page.get_by_role("dialog").count() == 0
 
 
 # People with other devices
