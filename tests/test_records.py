@@ -1,6 +1,7 @@
 """Counts, areas, style, preview and STAC Item say what the map holds."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,12 +13,14 @@ from rasterio.crs import CRS
 from rasterio.transform import Affine, from_origin
 
 from model.bundle import load_bundle
+from service.mapping import records
 from service.mapping.engines import make_engine
 from service.mapping.pipeline import MapOptions, map_scene
 from service.mapping.records import pixel_hectares, write_style
 from service.mapping.scenes import open_scene, unplaced_is_fine
 from tests.bundles import describe, pixel_graph, write_bundle
 from tests.scenes import GRID, UTM, quadrants, spectra_of, write_tif
+from tests.tiles import lon_lats
 
 NM = np.linspace(450, 900, 5)
 
@@ -125,6 +128,79 @@ def test_the_item_lies_where_the_scene_lies(tmp_path):
         "title": 'a "b" <c>',
         "color_hint": "1A9850",
     }
+
+
+def item_of(tmp_path, crs, transform):
+    output, _ = make_map(tmp_path, crs=CRS.from_string(crs), transform=transform)
+    return json.loads((output / "item.json").read_text())
+
+
+def signed_area(ring):
+    return sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in pairwise(ring)) / 2
+
+
+@pytest.mark.parametrize(
+    ("crs", "transform"),
+    [
+        ("EPSG:32760", from_origin(755_000, 5_820_000, 600, 600)),
+        ("EPSG:32601", from_origin(288_000, 5_820_000, 600, 600)),
+        ("EPSG:32601", Affine(600, 0, 288_000, 0, 600, 5_800_000)),  # south up
+        ("EPSG:4326", from_origin(179.9, 52.0, 0.005, 0.005)),
+        ("EPSG:4326", from_origin(-180.05, 52.0, 0.005, 0.005)),
+    ],
+)
+def test_across_the_date_line_the_footprint_is_cut_in_two(tmp_path, crs, transform):
+    item = item_of(tmp_path, crs, transform)
+    lon, lat = lon_lats(40, 31, crs, transform)
+    west, south, east, north = item["bbox"]
+    assert -180 <= east < 0 < west <= 180
+    assert ((lon % 360 >= west) & (lon % 360 <= east + 360)).all()
+    assert south <= lat.min() <= lat.max() <= north
+    assert item["geometry"]["type"] == "MultiPolygon"
+    (one,), (other,) = item["geometry"]["coordinates"]
+    assert {point[0] for point in one if point[0] >= 180} == {180.0}
+    assert {point[0] for point in other if point[0] <= -180} == {-180.0}
+    assert min(lon for lon, _ in one) == pytest.approx(west)
+    assert max(lon for lon, _ in other) == pytest.approx(east)
+    for ring in (one, other):
+        assert ring[0] == ring[-1]
+        assert signed_area(ring) > 0  # counterclockwise
+    expected = shape_area(40, 31, crs, transform)
+    assert signed_area(one) + signed_area(other) == pytest.approx(expected, rel=1e-3)
+
+
+def shape_area(rows, cols, crs, transform):
+    """In square degrees, from the scene's pixels."""
+    corners = lon_lats(rows + 1, cols + 1, crs, transform @ Affine.translation(-0.5, -0.5))
+    lon, lat = corners[0] % 360, corners[1]
+    down = np.stack([np.diff(lon, axis=0)[:, :-1], np.diff(lat, axis=0)[:, :-1]])
+    right = np.stack([np.diff(lon, axis=1)[:-1], np.diff(lat, axis=1)[:-1]])
+    return abs((down[0] * right[1] - down[1] * right[0]).sum())
+
+
+@pytest.mark.parametrize(("crs", "sign"), [("EPSG:3413", 1), ("EPSG:3031", -1)])
+def test_a_footprint_with_a_pole_inside_reaches_it_and_goes_round_the_earth(tmp_path, crs, sign):
+    item = item_of(tmp_path, crs, from_origin(-900_000, 1_400_000, 50_000, 50_000))
+    west, south, east, north = item["bbox"]
+    assert (west, east) == (-180, 180)
+    assert (north if sign > 0 else -south) == 90
+    assert 60 < (south if sign > 0 else -north) < 80
+    rings = [ring for (ring,) in item["geometry"]["coordinates"]]
+    lon, lat = np.array([point for ring in rings for point in ring]).T
+    assert (lon.min(), lon.max(), abs(lat).max()) == (-180, 180, 90)
+    assert all(signed_area(ring) > 0 for ring in rings)
+
+
+def test_whatever_is_wrong_with_a_scenes_place_its_map_is_made(tmp_path, monkeypatch):
+    def fail(*_):
+        raise TypeError("some georeference")
+
+    for name in ("find_footprint", "_projection"):
+        monkeypatch.setattr(records, name, fail)
+    item = item_of(tmp_path, "EPSG:32633", GRID)
+    assert item["geometry"] is None
+    assert "bbox" not in item
+    assert item["assets"]["classes"]["href"] == "./classes.tif"
 
 
 LOCAL = 'LOCAL_CS["a site",LOCAL_DATUM["unknown",32767],UNIT["metre",1],AXIS["X",EAST],AXIS["Y",NORTH]]'

@@ -81,8 +81,7 @@ def result(server, job, name):
 
 def patient(client, address, **more):
     """The answer, asked for again while the scene's picture is being made."""
-    answer = wait_for(lambda: None if is_being_made(found := client.get(address, **more)) else found)
-    return answer
+    return wait_for(lambda: None if is_being_made(found := client.get(address, **more)) else found)
 
 
 def is_being_made(answer):

@@ -95,6 +95,24 @@ def test_the_bounds_hold_every_pixel_and_little_more(tmp_path, values, name):
     assert north - south <= 1.2 * (lat.max() - lat.min())
 
 
+@pytest.mark.parametrize(("crs", "sign"), [("EPSG:3413", 1), ("EPSG:3031", -1)])
+def test_with_a_pole_inside_all_that_mercator_knows_is_shown(tmp_path, crs, sign):
+    values = np.random.default_rng(4).integers(1, 21, (40, 40), np.uint8)
+    place = from_origin(-1_100_000, 1_200_000, 100_000, 100_000)
+    path = write_classes(tmp_path, values, crs=crs, transform=place)
+    grid = read_header(path).grid
+    assert grid.is_mercator
+    west, south, east, north = grid.bounds
+    assert (west, east) == (-180, 180)
+    assert (north if sign > 0 else -south) == pytest.approx(85.0511288)
+    lon, lat = lon_lats(40, 40, crs, place)
+    x, y, row, col = tile_places(lon, lat, zoom := grid.max_zoom + 2)
+    for at in np.argwhere(np.abs(lat) < 85):
+        at = tuple(at)
+        shown = rgba(render_tile(path, "classes", Tile(zoom, int(x[at]), int(y[at]))))
+        assert tuple(shown[row[at], col[at]]) == COLORS[values[at]]
+
+
 def test_a_scene_with_control_points_lies_where_their_fit_puts_it(tmp_path, values):
     corners = [(0, 0), (0, COLS), (ROWS, COLS), (ROWS, 0)]
     points = [GroundControlPoint(row, col, *(SHEARED @ (col, row)), 0) for row, col in corners]

@@ -25,7 +25,7 @@ MOST_LATITUDE = math.degrees(2 * math.atan(math.exp(math.pi)) - math.pi / 2)  # 
 # Metres, feet or degrees beyond this are nowhere on Earth, and PROJ would go round it until it has come that far: some
 # 1e18 m take it minutes.
 FARTHEST = 1e9
-EDGE_POINTS = 21  # on each side of a scene: its edges are curves in another system
+EDGE_POINTS = 101  # on each side of a scene: its edges are curves in another system
 
 Numbers = NDArray[np.float64]
 
@@ -120,7 +120,7 @@ def lay_grid(rows: int, cols: int, crs: CRS | None, transform: Affine, gcps: Seq
         transform = from_gcps(list(gcps)) if span_a_plane(gcps) else Affine.identity()
     ring = None
     if crs is not None and transform != Affine.identity() and _can_be_inverted(transform):
-        ring = _outline(rows, cols, crs, transform)
+        ring = outline(rows, cols, crs, transform, EDGE_POINTS)
     if crs is None or ring is None:
         return _pixel_grid(rows, cols, None, Affine.identity())
     middle = _lon_lat(crs, transform, cols / 2 + np.array([0.0, 1, 0]), rows / 2 + np.array([0.0, 0, 1]))
@@ -128,10 +128,8 @@ def lay_grid(rows: int, cols: int, crs: CRS | None, transform: Affine, gcps: Seq
     if not pixel_m:  # beyond Web Mercator
         return _pixel_grid(rows, cols, crs, transform)
     lon, lat = ring
-    west, east = lon.min(), lon.max()
-    turn = 360 * math.floor((west + 180) / 360)
-    west, east = (-180.0, 180.0) if east - west >= 360 else (west - turn, east - turn)
-    south, north = np.clip((lat.min(), lat.max()), -MOST_LATITUDE, MOST_LATITUDE)
+    west, south, east, north = bounds_of(lon, lat, poles_inside(rows, cols, crs, transform))
+    south, north = np.clip((south, north), -MOST_LATITUDE, MOST_LATITUDE)
     x, y = mercator(np.array([west, east]), np.array([south, north]))
     extent_m = max(x[1] - x[0], y[1] - y[0], pixel_m)
     # A pixel may be shown a fifth larger than it is, rather than have four times as many tiles.
@@ -183,9 +181,36 @@ def _lon_lat(crs: CRS, transform: Affine, cols: Any, rows: Any) -> tuple[Numbers
     return np.unwrap(lon, period=360), lat
 
 
-def _outline(rows: int, cols: int, crs: CRS, transform: Affine) -> tuple[Numbers, Numbers] | None:
-    steps = np.linspace(0, 1, EDGE_POINTS)
-    low, high = np.zeros(EDGE_POINTS), np.ones(EDGE_POINTS)
+def poles_inside(rows: int, cols: int, crs: CRS, transform: Affine) -> list[float]:
+    """The latitudes of the poles that lie inside of a raster: everywhere else the outline reaches as far as what is
+    inside."""
+    found = []
+    for pole in () if crs.is_geographic else (-90.0, 90.0):  # in degrees, poles are edges
+        try:
+            (x,), (y,) = transform_points(LON_LAT, crs, [0.0], [pole])
+        except GDAL_ERRORS:  # this system cannot show it
+            continue
+        if is_near((x, y)):
+            col, row = ~transform @ (x, y)
+            if 0 < col < cols and 0 < row < rows:
+                found.append(pole)
+    return found
+
+
+def bounds_of(lon: Numbers, lat: Numbers, poles: Sequence[float]) -> tuple[float, float, float, float]:
+    """West, south, east and north of an outline; west from -180 on, east above 180 across the date line."""
+    south, north = min(lat.min(), *poles, 90), max(lat.max(), *poles, -90)
+    west, east = lon.min(), lon.max()
+    if poles or east - west >= 360:
+        return -180.0, float(south), 180.0, float(north)
+    turn = 360 * math.floor((west + 180) / 360)
+    return float(west - turn), float(south), float(east - turn), float(north)
+
+
+def outline(rows: int, cols: int, crs: CRS, transform: Affine, points: int) -> tuple[Numbers, Numbers] | None:
+    """Longitudes and latitudes round a raster, so many on each side, which do not jump; None where there are none."""
+    steps = np.linspace(0, 1, points)
+    low, high = np.zeros(points), np.ones(points)
     across = np.concatenate([steps, high, steps[::-1], low])
     down = np.concatenate([low, steps, high, steps[::-1]])
     return _lon_lat(crs, transform, across * cols, down * rows)

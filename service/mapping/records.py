@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
 import rasterio
 from numpy.typing import NDArray
 from rasterio.enums import Resampling
-from rasterio.transform import from_gcps
 from rasterio.warp import transform as transform_points
-from rasterio.warp import transform_geom
 
 from model.bundle import Bundle, Manifest
 from service.errors import unwritten
 from service.mapping.engines import Engine
-from service.mapping.grids import is_near, span_a_plane
+from service.mapping.footprints import find_footprint
+from service.mapping.grids import is_near
 from service.mapping.rasters import GDAL_ENV
 from service.mapping.scenes import GDAL_ERRORS, Scene, unplaced_is_fine
 from service.mapping.strips import StoredStrip
+
+log = logging.getLogger("hyperscene.mapping")
+
+Found = TypeVar("Found")
 
 PREVIEW_PX = 1024
 # WGS 84: the equator's radius, and the square of the eccentricity.
@@ -211,7 +216,7 @@ def _write_picture(path: Path, classes: Path) -> None:
 
 def make_item(scene: Scene, bundle: Bundle, name: str) -> dict[str, Any]:
     """The result as a STAC Item; its geometry is null where the scene has no place on Earth."""
-    footprint = _footprint(scene)
+    footprint = _or_nothing(find_footprint, scene)
     now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     properties: dict[str, Any] = {
         "datetime": now,
@@ -220,13 +225,7 @@ def make_item(scene: Scene, bundle: Bundle, name: str) -> dict[str, Any]:
         "proj:shape": [scene.rows, scene.cols],
         "hyperscene:bundle_sha256": bundle.sha256,
     }
-    if scene.crs is not None:
-        epsg = scene.crs.to_epsg()
-        properties["proj:code"] = f"EPSG:{epsg}" if epsg else None
-        if epsg is None:
-            properties["proj:wkt2"] = scene.crs.to_wkt(version="WKT2_2019")
-        if not scene.gcps:
-            properties["proj:transform"] = list(scene.transform)[:6]
+    properties |= _or_nothing(_projection, scene) or {}
     item: dict[str, Any] = {
         "type": "Feature",
         "stac_version": "1.1.0",
@@ -235,15 +234,35 @@ def make_item(scene: Scene, bundle: Bundle, name: str) -> dict[str, Any]:
             "https://stac-extensions.github.io/classification/v2.0.0/schema.json",
         ],
         "id": name or Path(scene.name).stem,
-        "geometry": footprint,
+        "geometry": None if footprint is None else footprint[0],
         "properties": properties,
         "links": [],
         "assets": _assets(bundle.manifest),
     }
     if footprint is not None:
-        lon, lat = zip(*footprint["coordinates"][0], strict=True)
-        item["bbox"] = [min(lon), min(lat), max(lon), max(lat)]
+        item["bbox"] = footprint[1]
     return item
+
+
+def _or_nothing(work: Callable[[Scene], Found], scene: Scene) -> Found | None:
+    """What is found of a scene's place: a georeference of any kind may not cost the map."""
+    try:
+        return work(scene)
+    except Exception:
+        log.warning("the scene's place is left out of its STAC Item", exc_info=True)
+        return None
+
+
+def _projection(scene: Scene) -> dict[str, Any]:
+    if scene.crs is None:
+        return {}
+    found: dict[str, Any] = {}
+    if not scene.gcps and is_near(list(scene.transform)[:6]):  # JSON knows finite numbers alone
+        found["proj:transform"] = list(scene.transform)[:6]
+    epsg = scene.crs.to_epsg()
+    if epsg is None:
+        found["proj:wkt2"] = scene.crs.to_wkt(version="WKT2_2019")
+    return found | {"proj:code": f"EPSG:{epsg}" if epsg else None}
 
 
 def _slug(name: str) -> str:
@@ -276,21 +295,3 @@ def _assets(manifest: Manifest) -> dict[str, Any]:
     }
     assets["classes"]["classification:classes"] = classes
     return assets
-
-
-def _footprint(scene: Scene) -> dict[str, Any] | None:
-    """The scene's outline in longitude and latitude; None where it has no place on Earth."""
-    if scene.crs is None or not scene.is_georeferenced or (scene.gcps and not span_a_plane(scene.gcps)):
-        return None
-    transform = from_gcps(list(scene.gcps)) if scene.gcps else scene.transform
-    corners = [(0, 0), (0, scene.rows), (scene.cols, scene.rows), (scene.cols, 0), (0, 0)]
-    ring = [transform @ corner for corner in corners]
-    if not is_near(ring):
-        return None
-    try:
-        outline = transform_geom(scene.crs, "EPSG:4326", {"type": "Polygon", "coordinates": [ring]}, precision=7)
-    except GDAL_ERRORS:  # a local system, or that of another planet
-        return None
-    if not (np.abs(outline["coordinates"][0]) <= (180, 90)).all():  # not finite, or nowhere
-        return None
-    return {"type": "Polygon", "coordinates": [[list(map(float, point)) for point in outline["coordinates"][0]]]}
