@@ -458,6 +458,7 @@ def test_tiles_that_cannot_be_fetched_are_told_of_and_asked_for_again(page, tmp_
         job_id = server.submit(tif)
         server.finished(job_id)
         open_job(page, server, job_id)
+        expect(page.locator(".leaflet-tile-pane img").first).to_be_visible()
     page.get_by_label("Shown on the map").select_option("confidence")
     expect(page.locator(".map-note")).to_contain_text("The server cannot be reached")
     with running_server(tmp_path / "data", "--bundles", bundles, "--device", "cpu", "--port", port):
