@@ -179,7 +179,7 @@ async def running_service(settings: Settings, laid: Foundation) -> AsyncIterator
     asyncio.get_running_loop().set_default_executor(pool)
     supervisor = Supervisor(settings, laid.store, laid.models)
     views = Views(settings, laid.store)
-    layers = Layers(settings, laid.store, laid.models, laid.inspector, views)
+    layers = Layers(settings, laid.store, laid.models, views)
     admission = Admission(settings, laid.store, laid.models, laid.inspector, supervisor, views)
     await asyncio.to_thread(supervisor.take_over)
     await asyncio.to_thread(sweep, settings, laid.store)
@@ -193,7 +193,7 @@ async def running_service(settings: Settings, laid: Foundation) -> AsyncIterator
         housekeeping.cancel()
         watch.stop()
         laid.inspector.close()
-        layers.close()
+        await asyncio.to_thread(layers.close)
         await asyncio.to_thread(views.close)
         await asyncio.to_thread(supervisor.stop, settings.stop_s / 2)
 

@@ -228,3 +228,13 @@ def error_of(code: str, detail: str) -> ServiceError:
     """A refusal that was given in another process, or earlier."""
     kinds = {kind.code: kind for kind in ServiceError.__subclasses__() if hasattr(kind, "code")}
     return kinds.get(code, InternalError)(detail)
+
+
+def in_words(seconds: float) -> str:
+    """How long something takes or is kept, as a person says it: the two largest units that are not none."""
+    left, words = round(seconds), []
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
+        count, left = divmod(left, size)
+        if count:
+            words.append(f"{count} {unit}{'s' if count > 1 else ''}")
+    return " and ".join(words[:2]) or "less than a second"

@@ -13,6 +13,7 @@ from service.mapping.engines import DEVICES
 from service.mapping.scenes import Limits
 
 WEEK_S, CENTURY_S = 7 * 86400, 100 * 365 * 86400
+VIEWS_FOLDER = "views"  # in a scene's
 
 Words = Annotated[tuple[str, ...], NoDecode]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode]
@@ -120,7 +121,7 @@ class Settings(BaseSettings):
 
     def views_folder(self, scene_id: str) -> Path:
         """Where pictures of a scene lie; they are made anew when they are missing."""
-        return self.scene_folder(scene_id) / "views"
+        return self.scene_folder(scene_id) / VIEWS_FOLDER
 
     def job_folder(self, job_id: str) -> Path:
         """Where a job's strips and results lie."""

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import signal
+import socket
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -287,6 +288,20 @@ def test_a_tile_that_the_caller_has_is_not_sent_again(client, job):
         assert again.headers["vary"] == first.headers["vary"]
 
 
+@pytest.mark.parametrize("layer", ["nonsense", "probability-99", "%E2%82%AC", "a%0d%0aX-Header:%20b", "%00", "%22"])
+@pytest.mark.parametrize("headers", [{}, {"If-None-Match": "*"}])
+def test_a_layer_that_is_not_there_is_no_tile_that_the_caller_has(client, job, layer, headers):
+    for sharp in ("", "@2x"):
+        answer = client.get(f"/jobs/{job}/tiles/{layer}/0/0/0{sharp}.png", headers=headers)
+        assert "there is no layer" in refusal(answer, 404, "no_such_result")
+        assert "etag" not in answer.headers
+
+
+def test_bands_that_are_not_there_are_no_tile_that_the_caller_has(client, job):
+    answer = client.get(f"/jobs/{job}/tiles/scene/0/0/0.png?bands=999,1,2", headers={"If-None-Match": "*"})
+    refusal(answer, 422, "request_unusable")
+
+
 def test_tiles_have_tags_of_their_own(client, job):
     paths = ["classes/0/0/0", "classes/0/0/0@2x", "classes/1/0/0", "confidence/0/0/0", "scene/0/0/0"]
     paths = [*(f"{path}.png" for path in paths), "scene/0/0/0.png?bands=1,1,1"]
@@ -463,6 +478,44 @@ def test_a_dismissed_job_has_no_tiles(client, server, tif):
     refusal(client.get(f"/jobs/{job}/tiles/scene/0/0/0.png"), 404, "no_such_scene")
 
 
+def test_while_all_of_a_job_is_being_removed_there_is_nothing_of_it(client, server, tif):
+    scene = uploaded(server, tif)
+    job = started(server, scene)
+    server.finished(job)
+    (server.data / "jobs" / job / "results" / "summary.json").unlink()
+    refusal(client.get(f"/jobs/{job}/tiles/classes/0/0/0.png"), 404, "no_such_job")
+    assert client.delete(f"/scenes/{scene}").status_code == 204
+    for path in ("tilejson.json", "tilejson.json?layer=classes", "tiles/classes/0/0/0.png", "pixel?row=0&col=0"):
+        assert "were removed" in refusal(client.get(f"/jobs/{job}/{path}"), 404, "no_such_job"), path
+
+
+def test_a_map_that_is_damaged_is_not_called_removed(client, server, tif):
+    job = mapped(server, tif)
+    for name in ("classes.tif", "probabilities.tif"):
+        (server.data / "jobs" / job / "results" / name).write_bytes(b"II*\0 and no more")
+    for path in ("tiles/classes/0/0/0.png", "tiles/probability-1/0/0/0.png", "tilejson.json", "pixel?row=0&col=0"):
+        detail = refusal(client.get(f"/jobs/{job}/{path}"), 404, "no_such_result")
+        assert "is damaged on the server's disk" in detail
+        assert "send the scene again" in detail
+    assert any(json.loads(line).get("job_id") == job for line in warnings_of(server))
+    (server.data / "jobs" / job / "results" / "classes.tif").unlink()
+    assert "was removed" in refusal(client.get(f"/jobs/{job}/tiles/classes/0/0/0.png"), 404, "no_such_job")
+
+
+def warnings_of(server):
+    return [line for line in server.log.read_text().splitlines() if json.loads(line).get("level") == "warning"]
+
+
+def test_a_view_that_is_damaged_is_made_again(client, server, tif):
+    scene = uploaded(server, tif)
+    job = started(server, scene)
+    server.finished(job)
+    folder = server.data / "scenes" / scene / "views"
+    folder.mkdir(exist_ok=True)
+    (folder / "3-2-1.tif").write_bytes(b"II*\0 and no more")
+    assert shown_at(client, job, "scene", UTM, GRID, 17, 5)[3] == 255
+
+
 @pytest.fixture(scope="module")
 def idle_server(tmp_path_factory, bundles):
     """A server whose worker never gets to a job."""
@@ -573,6 +626,54 @@ def test_who_needs_a_view_to_know_the_place_is_told_to_come_back(slow_server, tm
         assert "try again in 2 s" in refusal(answer, 503, "not_ready")
         assert answer.headers["retry-after"] == "2"
     assert pixel(client, job, row=1, col=1)["spectrum"]["values"] == cube[1, 1].tolist()
+
+
+def test_a_pixel_that_kills_who_reads_it_says_why_and_the_next_is_read(slow_server, tmp_path, cube):
+    poisoned = cube.copy()
+    poisoned[20, 20, 2] = POISON
+    job = slow_server.submit(write_tif(tmp_path / "p.tif", poisoned, wavelengths_nm=WAVELENGTHS))
+    found = pixel(slow_server.client, job, row=20, col=20)
+    assert found["spectrum"] is None
+    assert "within 20 s" in found["spectrum_missing"]
+    assert "blocks that have to be unpacked whole" in found["spectrum_missing"]
+    assert pixel(slow_server.client, job, row=1, col=1)["spectrum"]["values"] == cube[1, 1].tolist()
+
+
+def test_many_slow_pixels_are_sent_home_and_hold_up_no_upload(slow_server, tmp_path, cube, tif):
+    job = slow_server.submit(write_tif(tmp_path / "p.tif", slow(cube), wavelengths_nm=WAVELENGTHS))
+    with ThreadPoolExecutor(24) as pool, httpx.Client(base_url=slow_server.url, timeout=60) as client:
+        asked = [pool.submit(client.get, f"/jobs/{job}/pixel?row=20&col=20") for _ in range(24)]
+        wait_for(lambda: sum(future.done() for future in asked) >= 8)
+        uploaded(slow_server, tif)
+        assert not all(future.done() for future in asked)
+        answers = [future.result() for future in asked]
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert len(refused) == 8
+    for answer in refused:
+        assert "try again in 1 s" in refusal(answer, 503, "not_ready")
+        assert answer.headers["retry-after"] == "1"
+    assert all(answer.json()["spectrum"] for answer in answers if answer not in refused)
+
+
+def statuses_of(server, path):
+    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    return [line["status"] for line in lines if line.get("message") == "request" and line["path"] == path]
+
+
+def test_tiles_that_nobody_waits_for_any_more_are_not_drawn(client, server, job):
+    path = f"/jobs/{job}/tiles/probability-3/1/1/0@2x.png"
+    address = (httpx.URL(server.url).host, httpx.URL(server.url).port)
+    sockets = [socket.create_connection(address) for _ in range(200)]
+    for each in sockets:
+        each.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    for each in sockets:
+        each.close()
+    assert pixel(client, job, row=17, col=5)["class"]
+    wait_for(lambda: len(statuses_of(server, path)) == 200)
+    found = statuses_of(server, path)
+    assert set(found) <= {200, 499, 503}
+    assert found.count(499) > 20
+    assert tile(client, job, "probability-3", 1, 1, 0, "@2x").shape == (512, 512, 4)
 
 
 def test_a_large_scenes_view_is_begun_before_anybody_asks(server, tmp_path):

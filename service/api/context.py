@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 
 from service.api.watch import Watch
-from service.errors import NoSuchJob, Unauthorized
+from service.errors import NoSuchJob, Unauthorized, in_words
 from service.jobs.admission import Admission
 from service.jobs.layers import Layers
 from service.jobs.models import Models
@@ -63,7 +63,8 @@ class Service:
         job = await asyncio.to_thread(self.store.job, job_id, owner)
         if job is None:
             raise NoSuchJob(
-                f"there is no job {job_id[:100]!r} of yours: results are kept for {self.settings.keep_results_s:.0f} s"
+                f"there is no job {job_id[:100]!r} of yours: results are kept for "
+                f"{in_words(self.settings.keep_results_s)}"
             )
         return job
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from service.api.caching import is_kept, kept_headers
 from service.api.context import BaseDep, OwnerDep, Service, ServiceDep
@@ -17,7 +18,7 @@ from service.api.jobs import JobId
 from service.api.problems import problems
 from service.api.results import BINARY, require_results
 from service.api.watch import Answer, Stopping
-from service.errors import NoSuchJob, NotReady
+from service.errors import NoSuchJob, NotReady, ServiceError
 from service.jobs.layers import (
     MOST_ZOOM,
     SCENE_LAYER,
@@ -38,6 +39,7 @@ PNG_TYPE = "image/png"
 MOST_NUMBER = 2**31 - 1
 # A view may take minutes: whoever waits for it with all of a browser's six connections would not get anything else.
 VIEW_WAIT_S = 2
+CALLER_GONE = 499  # as nginx writes it in its log; nobody hears it
 
 LayerId = Annotated[
     str,
@@ -83,10 +85,8 @@ async def show_tiles(
     have no `bounds`, `crs` is null, and their tiles count pixels: at `maxzoom` one of a tile is one of the scene.
     """
     job = await service.job(job_id, owner)
-    looked = await asyncio.to_thread(service.layers.look, job, _bands(bands))
-    if not looked.layers or (layer is not None and _is_of_map(layer)):
-        require_results(service, job, f"{base}/jobs/{job.id}")
-    chosen = looked.layer(layer) if layer is not None else looked.layers[0]
+    looked = await _look(service, job, base, layer, bands)
+    chosen = looked.layers[0] if layer is None else looked.layer(layer)
     grid = await _grid(service, looked)
     query = "" if bands is None else f"?bands={bands}"
     document = _tilejson(looked, chosen, grid, f"{base}/jobs/{job.id}/tiles", query)
@@ -131,6 +131,7 @@ async def read_tile(
 )
 async def show_pixel(
     job_id: JobId,
+    request: Request,
     service: ServiceDep,
     owner: OwnerDep,
     base: BaseDep,
@@ -141,15 +142,11 @@ async def show_pixel(
 ) -> Response:
     """Asked for by `row` and `col`, or by `lon` and `lat`. While the scene is being mapped there is a spectrum only."""
     job = await service.job(job_id, owner)
-    looked = await asyncio.to_thread(service.layers.look, job)
-    if not looked.layers:
-        require_results(service, job, f"{base}/jobs/{job.id}")
+    looked = await _look(service, job, base)
     grid = await _grid(service, looked)
     place = await asyncio.to_thread(pixel_of, grid, row, col, lon, lat)
-    mapped, spectrum = await asyncio.gather(
-        _waited(service, service.layers.map_at(looked, *place)),
-        _waited(service, service.layers.spectrum_at(looked, *place)),
-    )
+    spectrum = await _spectrum(service, looked, place, request)
+    mapped = await _waited(service, service.layers.map_at(looked, *place))
     found = await asyncio.to_thread(grid.lon_lat, *place)
     document = {
         "row": place[0],
@@ -183,6 +180,51 @@ def _bands(text: str | None) -> Bands | None:
     return red, green, blue
 
 
+async def _look(
+    service: Service, job: JobRecord, base: str, layer: str | None = None, bands: str | None = None
+) -> Looked:
+    """What there is of a job, or the refusal: of this layer, and of a job of which there is nothing."""
+    looked = await asyncio.to_thread(service.layers.look, job, _bands(bands))
+    if layer == SCENE_LAYER:
+        return looked
+    if not looked.layers or (layer is not None and _is_of_map(layer)):
+        require_results(service, job, f"{base}/jobs/{job.id}")
+    if not looked.layers:
+        raise NoSuchJob(f"the results of job {job.id} were removed: send the scene again")
+    return looked
+
+
+async def _spectrum(service: Service, looked: Looked, place: tuple[int, int], request: Request) -> dict[str, Any]:
+    """A pixel's spectrum, or why there is none."""
+    try:
+        values = await _heard(service, service.layers.values_at(looked, *place), request)
+    except NotReady:
+        raise
+    except ServiceError as error:
+        return {"spectrum": None, "spectrum_missing": str(error)}
+    return {"spectrum": await asyncio.to_thread(service.layers.spectrum, looked, values)}
+
+
+async def _heard(service: Service, future: Future[Answer], request: Request) -> Answer:
+    """What a thread answers; not begun where the caller has gone by then."""
+    gone = asyncio.ensure_future(_gone(request))
+    gone.add_done_callback(lambda done: done.cancelled() or future.cancel())
+    try:
+        return await _waited(service, future)
+    except NotReady:
+        if gone.done():
+            raise HTTPException(CALLER_GONE, "the caller has gone") from None
+        raise
+    finally:
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    """Return when the caller has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 async def _waited(service: Service, future: Future[Answer], within_s: float | None = None) -> Answer:
     """What a thread answers."""
     try:
@@ -206,32 +248,30 @@ async def _file(service: Service, looked: Looked, layer: Layer) -> FilePath:
 async def _grid(service: Service, looked: Looked) -> Grid:
     if needs_view(looked):
         path = await _file(service, looked, looked.layer(SCENE_LAYER))
-        return await _waited(service, service.layers.grid_of(path))
+        return await _waited(service, service.layers.grid_of(looked, path))
     return await _waited(service, service.layers.grid(looked))
 
 
 async def _tile(
     service: Service, job: JobRecord, layer_id: str, tile: Tile, bands: str | None, request: Request, base: str
 ) -> Response:
-    if _is_of_map(layer_id):
-        require_results(service, job, f"{base}/jobs/{job.id}")
-    shown = bands or "" if layer_id == SCENE_LAYER else ""
-    etag = f'"{job.id}-{layer_id}-{shown}-{tile.zoom}-{tile.x}-{tile.y}-{tile.px}"'
+    looked = await _look(service, job, base, layer_id, bands)
+    layer = looked.layer(layer_id)  # before the tag: callers may have made up the name
+    shown = "-".join(map(str, looked.bands)) if looked.bands and layer.id == SCENE_LAYER else ""
+    etag = f'"{job.id}-{layer.id}-{shown}-{tile.zoom}-{tile.x}-{tile.y}-{tile.px}"'
     headers = kept_headers(etag)
     if is_kept(request, etag):
         return Response(status_code=304, headers=headers)
-    looked = await asyncio.to_thread(service.layers.look, job, _bands(bands))
-    layer = looked.layer(layer_id)
     try:
-        png = await _read(service, looked, layer, tile)
+        png = await _read(service, looked, layer, tile, request)
     except NoSuchJob:  # a view may be dropped for another one between finding and reading it
-        png = await _read(service, looked, layer, tile)
+        png = await _read(service, looked, layer, tile, request)
     return Response(png, headers=headers, media_type=PNG_TYPE)
 
 
-async def _read(service: Service, looked: Looked, layer: Layer, tile: Tile) -> bytes:
+async def _read(service: Service, looked: Looked, layer: Layer, tile: Tile, request: Request) -> bytes:
     path = await _file(service, looked, layer)
-    return await _waited(service, service.layers.tile(path, layer, tile))
+    return await _heard(service, service.layers.tile(looked, path, layer, tile), request)
 
 
 def _tilejson(looked: Looked, chosen: Layer, grid: Grid, tiles: str, query: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from service.errors import (
     SceneTooLarge,
     SceneUnreadable,
     StorageFull,
+    in_words,
 )
 from service.jobs.disk import drop_job, flush, flush_folder
 from service.jobs.inspector import Inspector
@@ -198,7 +199,7 @@ class Admission:
         if scene is None:
             raise NoSuchScene(
                 f"there is no scene {scene_id[:100]!r}: it may have expired, since scenes are kept for "
-                f"{self._settings.keep_scenes_s:.0f} s; send it again"
+                f"{in_words(self._settings.keep_scenes_s)}; send it again"
             )
         return scene
 

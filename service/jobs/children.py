@@ -28,6 +28,9 @@ class Bounds:
 
     seconds: float
     memory_bytes: int  # of address space
+    # What to say of a file that takes more, or kills the process.
+    doing: str = "the file could not be understood"
+    reason: str = "it is damaged, or its header is far too large"
 
 
 class Children:
@@ -78,10 +81,10 @@ class _Child:
             answer = self._exchange(json.dumps(question).encode() + b"\n")
         if answer is None:
             if self._is_closed:
-                raise _shuts_down()
+                raise shuts_down()
             raise SceneUnreadable(
-                f"the file could not be understood within {self._bounds.seconds:.0f} s and "
-                f"{self._bounds.memory_bytes >> 30} GB of memory: it is damaged, or its header is far too large"
+                f"{self._bounds.doing} within {self._bounds.seconds:.0f} s and "
+                f"{self._bounds.memory_bytes >> 30} GB of memory: {self._bounds.reason}"
             )
         if "refused" in answer:
             raise BundleRefused(answer["refused"])
@@ -111,7 +114,7 @@ class _Child:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._is_closed:
-            raise _shuts_down()
+            raise shuts_down()
         if self._child is None or self._child.poll() is not None:
             # One thread: a numeric library's pool would take address space for every core.
             environment = child_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -144,7 +147,8 @@ class _Child:
             self._child = None
 
 
-def _shuts_down() -> NotReady:
+def shuts_down() -> NotReady:
+    """What to say at the end."""
     return NotReady("the server shuts down: send the scene again when it is back")
 
 

@@ -1,4 +1,4 @@
-"""The first look at a file from outside, and later looks at single pixels: in child processes."""
+"""The first look at a file from outside, in child processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from model.bundle import Manifest, load_bundle
 from service.jobs.children import Bounds, Children, serve
 from service.mapping.describe import describe_header
 from service.mapping.grids import lay_grid
-from service.mapping.scenes import Limits, open_pixels, open_scene
+from service.mapping.scenes import Limits, open_scene
 
 # A scene's header takes some hundred megabytes at most.
 BOUNDS = Bounds(seconds=60.0, memory_bytes=4 << 30)
@@ -28,12 +28,6 @@ class Inspector:
         """What is understood of a scene, or its refusal."""
         return self._children.ask({"scene": str(path), "limits": asdict(limits)})
 
-    def look_at_pixel(self, path: Path, limits: Limits, row: int, col: int) -> list[float | None]:
-        """The values of a pixel in the scene's good bands and physical units; None where a band has no data."""
-        question = {"scene": str(path), "limits": asdict(limits), "pixel": [row, col]}
-        values: list[float | None] = self._children.ask(question)["values"]
-        return values
-
     def look_at_bundle(self, path: Path) -> tuple[Manifest, str]:
         """A sound bundle's manifest and sha256, or its refusal."""
         answer = self._children.ask({"bundle": str(path)})
@@ -49,12 +43,9 @@ def _look(question: dict[str, Any]) -> dict[str, Any]:
         bundle = load_bundle(Path(question["bundle"]))
         return {"manifest": bundle.manifest.model_dump(mode="json"), "sha256": bundle.sha256}
     scene = open_scene(Path(question["scene"]), Limits(**question["limits"]), counts_packed=False)
-    if "pixel" not in question:
-        with suppress(Exception):  # a place that harms who looks for it is met here first, and not in the server
-            lay_grid(scene.rows, scene.cols, scene.crs, scene.transform, scene.gcps)
-        return describe_header(scene)
-    with open_pixels(scene) as pixels:
-        return {"values": [value if value == value else None for value in pixels.spectrum(*question["pixel"]).tolist()]}
+    with suppress(Exception):  # a place that harms who looks for it is met here first, and not in the server
+        lay_grid(scene.rows, scene.cols, scene.crs, scene.transform, scene.gcps)
+    return describe_header(scene)
 
 
 if __name__ == "__main__":

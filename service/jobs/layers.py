@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import Future, ThreadPoolExecutor
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rasterio.crs import CRS
 from rasterio.transform import Affine
 
-from service.errors import BandsMissing, NoSuchJob, NoSuchResult, RequestUnusable, ServiceError
+from service.errors import BandsMissing, NoSuchJob, NoSuchResult, RequestUnusable
 from service.jobs.admission import match_model
-from service.jobs.inspector import MOST_CHILDREN, Inspector
 from service.jobs.models import Models
+from service.jobs.pixels import Pixels
+from service.jobs.readers import Readers
 from service.jobs.records import JobRecord, SceneRecord
 from service.jobs.store import Store
-from service.jobs.views import Views, band_numbers, chosen_bands, scene_is_gone
+from service.jobs.views import Views, band_numbers, chosen_bands, is_view, scene_is_gone
 from service.mapping.engines import cores
 from service.mapping.grids import MOST_ZOOM, TILE_PX, Grid, Tile, lay_grid
 from service.mapping.pictures import Bands
+from service.mapping.rasters import RASTERS
 from service.mapping.scenes import GDAL_ERRORS
 from service.mapping.tiles import RAMP, Kind, read_header, read_pixel, render_tile
 from service.settings import Settings
@@ -30,8 +34,14 @@ from service.settings import Settings
 __all__ = ["MOST_ZOOM", "SCENE_LAYER", "TILE_PX", "Bands", "Grid", "Layer", "Layers", "Looked", "Tile", "needs_view",
            "pixel_of"]  # fmt: skip
 
+log = logging.getLogger("hyperscene.layers")
+
+Answer = TypeVar("Answer")
+
 SCENE_LAYER = "scene"
 KEPT_SUMMARIES = 128
+MOST_TILES = 64  # asked for, a core; more are told to come back
+LOOKERS, MOST_LOOKS = 2, 256  # threads for what takes milliseconds: grids, and pixels of maps
 
 
 @dataclass(frozen=True)
@@ -63,6 +73,8 @@ class Looked:
                 return layer
         if layer_id == SCENE_LAYER:
             raise scene_is_gone(self.job.scene_id)
+        if self.job.status == "successful" and self.summary is None:
+            raise NoSuchJob(f"the results of job {self.job.id} were removed: send the scene again")
         raise NoSuchResult(
             f"there is no layer {layer_id[:100]!r}; there are {', '.join(layer.id for layer in self.layers)}"
         )
@@ -71,19 +83,19 @@ class Looked:
 class Layers:
     """Reads tiles and pixels; files of ours in a few threads, files from outside in other processes."""
 
-    def __init__(self, settings: Settings, store: Store, models: Models, inspector: Inspector, views: Views) -> None:
+    def __init__(self, settings: Settings, store: Store, models: Models, views: Views) -> None:
         self._settings = settings
         self._store = store
         self._models = models
-        self._inspector = inspector
         self._views = views
-        self._readers = ThreadPoolExecutor(cores(), "hyperscene-tile")
-        self._lookers = ThreadPoolExecutor(MOST_CHILDREN, "hyperscene-pixel")
+        self._pixels = Pixels()
+        self._tiles = Readers(cores(), cores() * MOST_TILES, "tile")
+        self._looks = Readers(LOOKERS, MOST_LOOKS, "look")
 
     def close(self) -> None:
         """Nothing more is read."""
-        self._readers.shutdown(wait=False, cancel_futures=True)
-        self._lookers.shutdown(wait=False, cancel_futures=True)
+        for part in (self._tiles, self._looks, self._pixels):
+            part.close()
 
     def look(self, job: JobRecord, bands: Bands | None = None) -> Looked:
         """What there is of a job, with the scene in these bands."""
@@ -112,59 +124,54 @@ class Layers:
         path = self._views.find(looked.scene, looked.bands)
         return self._views.make(looked.scene, looked.bands) if path is None else _done(path)
 
-    def tile(self, path: Path, layer: Layer, tile: Tile) -> Future[bytes]:
+    def tile(self, looked: Looked, path: Path, layer: Layer, tile: Tile) -> Future[bytes]:
         """A tile as PNG."""
-        return self._readers.submit(_or_gone, render_tile, path, layer.kind, tile, layer.band)
+        return self._tiles.ask(_or_gone, looked.job, (path,), lambda: render_tile(path, layer.kind, tile, layer.band))
 
     def grid(self, looked: Looked) -> Future[Grid]:
         """Where the job's tiles lie; to be asked of a view's file where `needs_view`."""
         if looked.summary is not None:
-            return self.grid_of(self._settings.results_folder(looked.job.id) / "classes.tif")
+            return self.grid_of(looked, self._settings.results_folder(looked.job.id) / "classes.tif")
         assert looked.scene is not None
-        return self._readers.submit(_document_grid, looked.scene.document)
+        return self._looks.ask(_document_grid, looked.scene.document)
 
-    def grid_of(self, path: Path) -> Future[Grid]:
+    def grid_of(self, looked: Looked, path: Path) -> Future[Grid]:
         """Where a raster's tiles lie."""
-        return self._readers.submit(lambda: _or_gone(read_header, path).grid)
+        return self._looks.ask(_or_gone, looked.job, (path,), lambda: read_header(path).grid)
 
     def map_at(self, looked: Looked, row: int, col: int) -> Future[dict[str, Any]]:
         """What the map says of a pixel."""
-        return self._readers.submit(_or_gone, self._map_at, looked, row, col)
+        folder = self._settings.results_folder(looked.job.id)
+        paths = tuple(folder / name for name in RASTERS)
+        return self._looks.ask(_or_gone, looked.job, paths, lambda: self._map_at(looked, paths, row, col))
 
-    def _map_at(self, looked: Looked, row: int, col: int) -> dict[str, Any]:
+    def _map_at(self, looked: Looked, paths: tuple[Path, ...], row: int, col: int) -> dict[str, Any]:
         if looked.summary is None:
             return {"class": None, "confidence": None, "probabilities": []}
-        folder = self._settings.results_folder(looked.job.id)
-        value, confidence, *shares = (
-            None if number != number else round(number, 6)
-            for name in ("classes.tif", "confidence.tif", "probabilities.tif")
-            for number in read_pixel(folder / name, row, col).tolist()
+        (value,), shares, (confidence,) = (
+            [None if number != number else round(number, 6) for number in read_pixel(path, row, col).tolist()]
+            for path in paths
         )
         legend = _legend(looked.summary)
         found = None if value is None else legend[int(value) - 1]
         shown = [entry | {"probability": share} for entry, share in zip(legend, shares, strict=True)]
         return {"class": found, "confidence": confidence, "probabilities": [] if found is None else shown}
 
-    def spectrum_at(self, looked: Looked, row: int, col: int) -> Future[dict[str, Any]]:
-        """A pixel's spectrum, or why there is none."""
-        return self._lookers.submit(self._spectrum_at, looked, row, col)
-
-    def _spectrum_at(self, looked: Looked, row: int, col: int) -> dict[str, Any]:
+    def values_at(self, looked: Looked, row: int, col: int) -> Future[list[float | None]]:
+        """A pixel's values in the scene's good bands."""
         scene = looked.scene
-        try:
-            if scene is None:
-                raise scene_is_gone(looked.job.scene_id)
-            path = self._settings.scene_folder(scene.id) / scene.file
-            values = self._inspector.look_at_pixel(path, self._settings.limits, row, col)
-        except ServiceError as error:
-            return {"spectrum": None, "spectrum_missing": str(error)}
+        if scene is None:
+            raise scene_is_gone(looked.job.scene_id)
+        return self._pixels.read(self._settings.scene_folder(scene.id) / scene.file, self._settings.limits, row, col)
+
+    def spectrum(self, looked: Looked, values: list[float | None]) -> dict[str, Any]:
+        """A pixel's values, and what they are values of."""
+        assert looked.scene is not None
         return {
-            "spectrum": {
-                "bands": band_numbers(scene),
-                "wavelengths_nm": scene.document["wavelengths_nm"],
-                "values": values,
-                "used": self._used_bands(looked, scene),
-            }
+            "bands": band_numbers(looked.scene),
+            "wavelengths_nm": looked.scene.document["wavelengths_nm"],
+            "values": values,
+            "used": self._used_bands(looked, looked.scene),
         }
 
     def _used_bands(self, looked: Looked, scene: SceneRecord) -> list[bool]:
@@ -258,12 +265,23 @@ def _document_grid(document: dict[str, Any]) -> Grid:
     return lay_grid(document["rows"], document["cols"], crs, Affine(*document["transform"]))
 
 
-def _or_gone(work: Any, *arguments: Any) -> Any:
-    """Read a file of ours, which may go at any time."""
+def _or_gone(job: JobRecord, paths: tuple[Path, ...], work: Callable[[], Answer]) -> Answer:
+    """Read files of ours, which may go at any time."""
     try:
-        return work(*arguments)
+        return work()
     except (*GDAL_ERRORS, OSError) as error:
-        raise NoSuchJob("what was asked for was removed a moment ago: ask again, or send the scene again") from error
+        gone = NoSuchJob("what was asked for was removed a moment ago: ask again, or send the scene again")
+        if not all(path.is_file() for path in paths):
+            raise gone from error
+        names = ", ".join(path.name for path in paths)
+        log.warning("cannot read %s: %s", names, error, extra={"job_id": job.id})
+        if is_view(paths[0]):  # is made anew for who asks next
+            paths[0].unlink(missing_ok=True)
+            raise gone from error
+        raise NoSuchResult(
+            f"what was asked for is damaged on the server's disk ({names} of job {job.id}): send the scene again, and "
+            "tell the operator"
+        ) from error
 
 
 def _done(path: Path) -> Future[Path]:

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import os
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shutil import disk_usage, rmtree
 from typing import Any
 
 from service.errors import NoSuchScene, QueueFull, RequestUnusable, ServiceError, StorageFull, unwritten
-from service.jobs.children import Bounds, Children, serve
+from service.jobs.children import Bounds, Children, serve, shuts_down
 from service.jobs.records import SceneRecord, new_id
 from service.jobs.store import Store
 from service.mapping.engines import cores
 from service.mapping.pictures import Bands, choose_bands, write_picture
 from service.mapping.scenes import Limits, open_scene
-from service.settings import Settings
+from service.settings import VIEWS_FOLDER, Settings
 
 log = logging.getLogger("hyperscene.views")
 
 BOUNDS = Bounds(seconds=900.0, memory_bytes=4 << 30)
 MOST_CHILDREN = 2
 MOST_WAITING = 32  # views; more are told to come back
+# Of views in bands that somebody chose: one owner's that wait, and all that are made at a time, so that there is always
+# a process for what others look at first.
+MOST_CUSTOM_WAITING = 2
+MOST_CUSTOM = MOST_CHILDREN - 1
 KEPT_VIEWS = 8  # of a scene
 # A smaller scene's view is made when somebody looks at it; a page waits a moment for it.
 AHEAD_PIXELS = 1_000_000
@@ -34,8 +40,23 @@ REMEMBERED_S = 30.0  # a refusal: a page asks for many tiles
 PICTURE_BYTES = 3 * 3  # a pixel at most, while the plain and the packed picture lie beside each other
 
 
+@dataclass(order=True)
+class _Task:
+    """A view to be made; those of a lower rank come first."""
+
+    rank: tuple[bool, int, int]  # whether somebody chose the bands; the scene's pixels; the order of asking
+    scene: SceneRecord = field(compare=False)
+    bands: Bands = field(compare=False)
+    path: Path = field(compare=False)
+    future: Future[Path] = field(compare=False, default_factory=Future)
+
+    @property
+    def is_custom(self) -> bool:
+        return self.rank[0]
+
+
 class Views:
-    """Every view that is being made, once at a time."""
+    """Every view that is being made, once at a time: what a scene is first looked at with, and small scenes, first."""
 
     def __init__(self, settings: Settings, store: Store) -> None:
         self._settings = settings
@@ -43,13 +64,21 @@ class Views:
         self._children = Children(__name__, MOST_CHILDREN, BOUNDS)
         self._threads = ThreadPoolExecutor(MOST_CHILDREN, "hyperscene-view")
         self._lock = threading.Lock()
-        self._making: dict[Path, Future[Path]] = {}
+        self._making: dict[Path, Future[Path]] = {}  # waiting ones too
+        self._waiting: list[_Task] = []  # a heap
+        self._custom = 0  # being made
+        self._numbers = itertools.count()
+        self._is_closed = False
         self._refused: dict[Path, tuple[float, ServiceError]] = {}
 
     def find(self, scene: SceneRecord, bands: Bands) -> Path | None:
-        """A view that is there."""
+        """A view that is there, which counts as used."""
         path = self._path(scene, bands)
-        return path if path.is_file() else None
+        if not path.is_file():
+            return None
+        with suppress(OSError):
+            os.utime(path)
+        return path
 
     def make(self, scene: SceneRecord, bands: Bands) -> Future[Path]:
         """The view, when it is there; whoever asks meanwhile waits for the same. To be shielded from cancellation."""
@@ -57,11 +86,37 @@ class Views:
         with self._lock:
             if path in self._making:
                 return self._making[path]
-            self._require_sense(path)
-            future = self._threads.submit(self._make, scene, bands, path)
-            self._making[path] = future
-        future.add_done_callback(lambda done: self._is_made(path, done))
-        return future
+            is_custom = bands != default_bands(scene)
+            self._require_sense(path, scene.owner if is_custom else None)
+            pixels = scene.document["rows"] * scene.document["cols"]
+            task = _Task((is_custom, pixels, next(self._numbers)), scene, bands, path)
+            heapq.heappush(self._waiting, task)
+            self._making[path] = task.future
+        task.future.add_done_callback(lambda done: self._is_made(path, done))
+        with suppress(RuntimeError):  # of a server that has just stopped, which cancels the task
+            self._threads.submit(self._work)
+        return task.future
+
+    def _work(self) -> None:
+        """Make views until there is none that may be made now; who makes a custom one comes back for the next."""
+        while (task := self._next()) is not None:
+            try:
+                task.future.set_result(self._make(task.scene, task.bands, task.path))
+            except BaseException as error:
+                task.future.set_exception(error)
+            finally:
+                with self._lock:
+                    self._custom -= task.is_custom
+
+    def _next(self) -> _Task | None:
+        with self._lock:
+            # Custom views have the highest ranks: where one is first, there are no others.
+            if not self._waiting or (self._waiting[0].is_custom and self._custom >= MOST_CUSTOM):
+                return None
+            task = heapq.heappop(self._waiting)
+            self._custom += task.is_custom
+            task.future.set_running_or_notify_cancel()
+            return task
 
     def make_ahead(self, scene: SceneRecord) -> None:
         """Begin the view that a page will ask for first, where it takes time; nobody waits for it."""
@@ -73,22 +128,29 @@ class Views:
 
     def close(self) -> None:
         """End what is being made."""
+        with self._lock:
+            self._is_closed = True
+            waiting, self._waiting = self._waiting, []
+        for task in waiting:
+            task.future.cancel()
         self._children.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _path(self, scene: SceneRecord, bands: Bands) -> Path:
         return self._settings.views_folder(scene.id) / f"{'-'.join(map(str, bands))}.tif"
 
-    def _require_sense(self, path: Path) -> None:
-        """Refuse what was refused a moment ago, and more than can be made soon."""
+    def _require_sense(self, path: Path, custom_of: str | None) -> None:
+        """Refuse what was refused a moment ago, and more than can be made soon; of one owner's custom views too."""
+        if self._is_closed:
+            raise shuts_down()
         since, error = self._refused.pop(path, (0.0, None))
         if error is not None and time.monotonic() - since < REMEMBERED_S:
             self._refused[path] = since, error
             raise error
         if len(self._making) >= MOST_WAITING:
-            full = QueueFull(f"{len(self._making)} views of scenes are being made: try again in 5 s")
-            full.headers = {"Retry-After": "5"}
-            raise full
+            raise _come_back(f"{len(self._making)} views of scenes are being made")
+        if sum(task.is_custom and task.scene.owner == custom_of for task in self._waiting) >= MOST_CUSTOM_WAITING:
+            raise _come_back(f"{MOST_CUSTOM_WAITING} views in bands that you chose wait to be made")
 
     def _is_made(self, path: Path, done: Future[Path]) -> None:
         error = None if done.cancelled() else done.exception()
@@ -127,7 +189,7 @@ class Views:
         finally:
             rmtree(half, ignore_errors=True)
             self._drop_orphan(scene)
-        self._drop_old(path)
+        self._drop_old(scene, path)
         log.info("view made", extra={"seconds": round(time.monotonic() - began, 2)})
         return path
 
@@ -149,11 +211,24 @@ class Views:
         if self._store.scene(scene.id) is None:
             rmtree(self._settings.scene_folder(scene.id), ignore_errors=True)
 
-    def _drop_old(self, newest: Path) -> None:
+    def _drop_old(self, scene: SceneRecord, newest: Path) -> None:
+        """Drop what was not looked at for longest; never what the scene is first looked at with."""
+        kept = {newest, self._path(scene, default_bands(scene))}
         with suppress(OSError):
-            others = sorted(newest.parent.glob("*.tif"), key=lambda path: path.stat().st_mtime)
-            for path in [other for other in others if other != newest][: 1 - KEPT_VIEWS]:
+            found = sorted(newest.parent.glob("*.tif"), key=lambda path: path.stat().st_mtime)
+            for path in [other for other in found if other not in kept][: max(0, len(found) - KEPT_VIEWS)]:
                 path.unlink(missing_ok=True)
+
+
+def is_view(path: Path) -> bool:
+    """Whether a file of ours is a view, which can be made again."""
+    return path.parent.name == VIEWS_FOLDER
+
+
+def _come_back(why: str) -> QueueFull:
+    full = QueueFull(f"{why}: try again in 5 s")
+    full.headers = {"Retry-After": "5"}
+    return full
 
 
 def scene_is_gone(scene_id: str) -> NoSuchScene:

@@ -1,12 +1,12 @@
 """With this folder on PYTHONPATH a worker is killed whenever the network is asked about a pixel that holds POISON, and
-so is whoever makes a picture of it; a picture of SLOW takes its time."""
+so is whoever makes a picture of it or reads its spectrum; SLOW takes its time."""
 
 import os
 import signal
 import sys
 import time
 
-POISON, SLOW, SLOW_S = 77.0, 78.0, 6.0
+POISON, SLOW, SLOW_S, SLOW_PIXEL_S = 77.0, 78.0, 6.0, 1.0
 
 if "service.jobs.worker" in sys.orig_argv:
     from service.mapping.engines import CpuEngine
@@ -33,3 +33,18 @@ if "service.jobs.views" in sys.orig_argv:
         return stretch(cube, valid, low, high)
 
     pictures.stretched = die_of_a_look
+
+if "service.jobs.pixels" in sys.orig_argv:
+    from service.mapping import scenes
+
+    read = scenes.ScenePixels.spectrum
+
+    def die_of_a_spectrum(self, row, col):
+        values = read(self, row, col)
+        if (values == POISON).any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (values == SLOW).any():
+            time.sleep(SLOW_PIXEL_S)
+        return values
+
+    scenes.ScenePixels.spectrum = die_of_a_spectrum
