@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from tests.browser import CHROMIUM, running_browser
 from tests.bundles import write_bundle
 from tests.server import RunningServer, running_server
+from training.synthetic import SyntheticScene, write_scene
 
 WAIT_MS = 30_000
 expect.set_options(timeout=WAIT_MS)
@@ -62,3 +63,18 @@ def colored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
     write_bundle(bundles / "crops.onnx", class_names=["water", "meadow", "roof"], class_colors=COLORS)
     with running_server(Path(folder) / "data", "--bundles", bundles, "--device", "cpu") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The demo bundle, which takes its time."""
+    with running_server(tmp_path_factory.mktemp("slow") / "data", "--strip-px", 16) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A minute of work and more at stride 1."""
+    path = tmp_path_factory.mktemp("large") / "large.tif"
+    write_scene(SyntheticScene(rows=220, cols=220, seed=3), path, None)
+    return path

@@ -69,6 +69,17 @@ def test_axe_finds_nothing_serious_on_a_map(view, colored, mapped):
     assert findings(view) == []
 
 
+def test_axe_finds_nothing_serious_while_a_scene_is_mapped(view, slow_server, large):
+    job_id = slow_server.submit(large, stride_px="1")
+    view.goto(f"{slow_server.url}/#/jobs/{job_id}")
+    expect(view.locator("#progress-words")).to_contain_text("% mapped")
+    expect(view.locator(".leaflet-tile-pane img").first).to_be_visible()
+    assert findings(view) == []
+    slow_server.client.delete(f"/jobs/{job_id}")
+    expect(view.locator("main")).to_contain_text("This job was dismissed")
+    assert findings(view) == []
+
+
 def test_axe_finds_nothing_serious_on_a_refusal(view, colored):
     view.goto(f"{colored.url}/#/jobs/{'0' * 32}")
     expect(view.get_by_role("alert")).to_be_visible()
@@ -82,7 +93,9 @@ def test_axe_finds_nothing_serious_where_a_key_is_asked_for(view, tmp_path):
         assert findings(view) == []
 
 
-def test_axe_finds_nothing_serious_without_javascript(open_page, colored):
-    page = open_page(java_script_enabled=False)
-    page.goto(colored.url)
-    assert findings(page) == []
+def test_axe_finds_nothing_serious_in_what_is_said_without_javascript(view, colored):
+    view.route("**/page/main.js", lambda route: route.abort())  # axe is a script itself, so scripts have to run
+    view.goto(colored.url)
+    view.evaluate("() => { const said = document.querySelector('noscript'); said.outerHTML = said.textContent; }")
+    expect(view.get_by_role("heading", name="Map a scene without JavaScript")).to_be_visible()
+    assert findings(view) == []

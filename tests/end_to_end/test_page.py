@@ -51,23 +51,6 @@ def mapped(colored, tif):
     return job_id
 
 
-@pytest.fixture(scope="module")
-def slow_server(tmp_path_factory):
-    """The demo bundle, which takes its time."""
-    bundles = tmp_path_factory.mktemp("slow-bundles")
-    (bundles / "demo.onnx").write_bytes(DEMO_BUNDLE.read_bytes())
-    with running_server(tmp_path_factory.mktemp("slow") / "data", "--bundles", bundles, "--strip-px", 16) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory):
-    """A minute of work and more at stride 1."""
-    path = tmp_path_factory.mktemp("large") / "large.tif"
-    write_scene(SyntheticScene(rows=220, cols=220, seed=3), path, None)
-    return path
-
-
 def send(page: Page, server, *files) -> None:
     """Choose files on the start page and have them mapped."""
     page.goto(server.url)
