@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -381,3 +382,44 @@ def test_the_smallest_and_the_thinnest_rasters_have_tiles(tmp_path, rows, cols):
             assert_shown(path, values, UTM, GRID, grid.max_zoom + 2)
         else:
             assert tuple(rgba(render_tile(path, "classes", Tile(grid.max_zoom, 0, 0)))[0, 0]) == COLORS[3]
+
+
+@pytest.mark.parametrize("name", ["north up", "turned", "oblong pixels", "degrees", "pixels"])
+@pytest.mark.parametrize(("rows", "cols"), [(1, 3000), (3000, 1), (2, 2000)])
+def test_a_thin_raster_is_seen_all_along_at_every_zoom(tmp_path, name, rows, cols):
+    crs, place = PLACES.get(name, (None, None))
+    classes = write_classes(tmp_path, np.full((rows, cols), 3, np.uint8), crs=crs, transform=place)
+    picture = write_cog(tmp_path, "picture.tif", np.full((rows, cols, 3), 99, np.uint8), crs=crs, transform=place)
+    grid = read_header(classes).grid
+    for zoom in range(max(0, grid.min_zoom - 3), grid.max_zoom + 1):
+        for row, col in {(at * (rows - 1) // 40, at * (cols - 1) // 40) for at in range(41)}:
+            if name == "pixels":
+                x, y, inner_row, inner_col = pixel_places(grid, row, col, zoom)
+            else:
+                lon, lat = lon_lats(1, 1, crs, place @ Affine.translation(col, row))
+                x, y, inner_row, inner_col = (int(found[0, 0]) for found in tile_places(lon, lat, zoom))
+            for path, kind in ((classes, "classes"), (picture, "picture")):
+                shown = kept_tile(path, kind, Tile(zoom, x, y))
+                near = shown[max(0, inner_row - 1) : inner_row + 2, max(0, inner_col - 1) : inner_col + 2, 3]
+                assert near.any(), (kind, zoom, row, col)
+
+
+@lru_cache
+def kept_tile(path, kind, tile):
+    return rgba(render_tile(path, kind, tile))
+
+
+def pixel_places(grid, row, col, zoom):
+    step = 2 ** (grid.max_zoom - zoom)
+    x, y = (col + 0.5) / step, (row + 0.5) / step
+    return int(x // 256), int(y // 256), int(y % 256), int(x % 256)
+
+
+@pytest.mark.parametrize(("zoom", "px", "times"), [(0, 256, 1), (0, 512, 2), (1, 256, 2), (2, 512, 8)])
+def test_in_pixels_the_upper_left_tile_is_right_at_every_zoom(tmp_path, values, zoom, px, times):
+    path = write_classes(tmp_path, values, crs=None, transform=None)
+    found = read_tile(path, read_header(path), Tile(zoom, 0, 0, px), [1], is_smooth=False)[0]
+    expected = np.zeros((px, px), np.uint8)
+    large = np.kron(values, np.ones((times, times), np.uint8))[:px, :px]
+    expected[: large.shape[0], : large.shape[1]] = large
+    np.testing.assert_array_equal(found, expected)

@@ -49,7 +49,9 @@ class Grid:
     crs: CRS | None  # None: no place on Earth
     transform: Affine  # from (col, row) into `crs`
     is_mercator: bool  # otherwise tiles count the raster's own pixels, from the upper left corner
-    pixel_size: float  # of the middle pixel, in the tiles' units
+    pixel_size: float  # of the middle pixel, in the tiles' units: the root of its area
+    row_height: float  # of that pixel, across its row
+    col_width: float
     bounds: tuple[float, float, float, float] | None  # west, south, east, north; east is above 180 across the date line
     min_zoom: int  # the whole raster fits into a tile
     max_zoom: int  # a pixel of a tile is about a pixel of the raster
@@ -124,9 +126,10 @@ def lay_grid(rows: int, cols: int, crs: CRS | None, transform: Affine, gcps: Seq
     if crs is None or ring is None:
         return _pixel_grid(rows, cols, None, Affine.identity())
     middle = _lon_lat(crs, transform, cols / 2 + np.array([0.0, 1, 0]), rows / 2 + np.array([0.0, 0, 1]))
-    pixel_m = None if middle is None else _pixel_m(*middle)
-    if not pixel_m:  # beyond Web Mercator
+    sizes = None if middle is None else _pixel_sizes(*middle)
+    if sizes is None:
         return _pixel_grid(rows, cols, crs, transform)
+    pixel_m = sizes[0]
     lon, lat = ring
     west, south, east, north = bounds_of(lon, lat, poles_inside(rows, cols, crs, transform))
     south, north = np.clip((south, north), -MOST_LATITUDE, MOST_LATITUDE)
@@ -136,7 +139,7 @@ def lay_grid(rows: int, cols: int, crs: CRS | None, transform: Affine, gcps: Seq
     max_zoom = min(MOST_ZOOM, max(0, math.ceil(math.log2(WORLD_M / TILE_PX / pixel_m) - 0.25)))
     min_zoom = min(max_zoom, max(0, math.floor(math.log2(WORLD_M / extent_m))))
     bounds = (float(west), float(south), float(east), float(north))
-    return Grid(rows, cols, crs, transform, True, pixel_m, bounds, min_zoom, max_zoom)
+    return Grid(rows, cols, crs, transform, True, *sizes, bounds, min_zoom, max_zoom)
 
 
 def span_a_plane(gcps: Sequence[GroundControlPoint]) -> bool:
@@ -163,7 +166,7 @@ def mercator(lon: Numbers, lat: Numbers) -> tuple[Numbers, Numbers]:
 
 def _pixel_grid(rows: int, cols: int, crs: CRS | None, transform: Affine) -> Grid:
     max_zoom = max(0, math.ceil(math.log2(max(rows, cols) / TILE_PX)))
-    return Grid(rows, cols, crs, transform, False, 1.0, None, 0, max_zoom)
+    return Grid(rows, cols, crs, transform, False, 1.0, 1.0, 1.0, None, 0, max_zoom)
 
 
 def _lon_lat(crs: CRS, transform: Affine, cols: Any, rows: Any) -> tuple[Numbers, Numbers] | None:
@@ -216,10 +219,14 @@ def outline(rows: int, cols: int, crs: CRS, transform: Affine, points: int) -> t
     return _lon_lat(crs, transform, across * cols, down * rows)
 
 
-def _pixel_m(lon: Numbers, lat: Numbers) -> float | None:
-    """The size of a pixel, from its corner and the next ones to the right and below; None beyond Web Mercator."""
+def _pixel_sizes(lon: Numbers, lat: Numbers) -> tuple[float, float, float] | None:
+    """A pixel's size, height and width, from its corner and the next ones to the right and below; None beyond Web
+    Mercator."""
     if np.abs(lat).max() > MOST_LATITUDE:
         return None
     x, y = mercator(lon, lat)
-    area = (x[1] - x[0]) * (y[2] - y[0]) - (x[2] - x[0]) * (y[1] - y[0])
-    return math.sqrt(abs(area)) if np.isfinite(area) else None
+    right, down = (x[1] - x[0], y[1] - y[0]), (x[2] - x[0], y[2] - y[0])
+    area = abs(right[0] * down[1] - down[0] * right[1])
+    if not (np.isfinite(area) and area > 0):
+        return None
+    return math.sqrt(area), float(area / math.hypot(*right)), float(area / math.hypot(*down))

@@ -32,6 +32,8 @@ Kind = Literal["classes", "share", "picture"]
 LATTICE_POINTS = 17  # over a tile, to find the part of the raster that it shows
 MARGIN_PX = 3  # round that part: what lies between the points, and what resampling looks at
 KEPT_HEADERS = 256
+# Of a tile: a raster that is thinner is drawn so thick, however it is turned, or it would fall between pixels' centres.
+THINNEST_PX = 1.5
 # Viridis: as bright as the value is high, in colour, in grey, and for eyes that miss a colour.
 RAMP = (
     "#440154", "#47186a", "#472c7b", "#424085", "#3a528b", "#32628d", "#2c728e", "#26818e", "#20908c", "#1e9e88",
@@ -131,27 +133,40 @@ def read_tile(path: Path, header: Header, tile: Tile, bands: list[int], *, is_sm
     with _opened(path, level) as raster:
         out = np.full((len(bands), tile.px, tile.px), header.nodata, raster.dtypes[0])
         scale = Affine.scale(grid.cols / raster.width, grid.rows / raster.height)
-        window = _window(grid, tile, scale, raster.height, raster.width) if grid.is_touched(tile) else None
+        thickened = _thickened(grid, place.a)
+        window = _window(grid, tile, thickened @ scale, raster.height, raster.width) if grid.is_touched(tile) else None
         if window is None:
             return out
         values = raster.read(bands, window=window)
     source = grid.transform if grid.is_mercator else Affine(1, 0, 0, 0, -1, 0)
     crs = grid.crs if grid.is_mercator else MERCATOR  # any will do, as long as it is the same
+    # GDAL takes a place with steps of 1 from 0 for none at all, and its rows for the other way round.
+    aside = Affine.identity() if grid.is_mercator else Affine.translation(1, 1)
+    source = aside @ source @ thickened @ scale @ Affine.translation(window.col_off, window.row_off)
     reproject(
-        values, out, src_transform=source @ scale @ Affine.translation(window.col_off, window.row_off), src_crs=crs,
-        dst_transform=place, dst_crs=MERCATOR, src_nodata=header.nodata, dst_nodata=header.nodata,
+        values, out, src_transform=source, src_crs=crs, dst_transform=aside @ place, dst_crs=MERCATOR,
+        src_nodata=header.nodata, dst_nodata=header.nodata,
         resampling=Resampling.average if is_smooth and shrinkage > 1 else Resampling.nearest,
     )  # fmt: skip
     return out
 
 
-def _window(grid: Grid, tile: Tile, scale: Affine, height: int, width: int) -> Window | None:
+def _thickened(grid: Grid, step: float) -> Affine:
+    """From the raster's (col, row) to where they are drawn in a tile with such a step: elsewhere if it is thin."""
+    wider = max(1.0, THINNEST_PX * step / (grid.col_width * grid.cols))
+    higher = max(1.0, THINNEST_PX * step / (grid.row_height * grid.rows))
+    middle = Affine.translation(grid.cols / 2, grid.rows / 2)
+    return middle @ Affine.scale(wider, higher) @ ~middle
+
+
+def _window(grid: Grid, tile: Tile, drawn: Affine, height: int, width: int) -> Window | None:
     """The part of an overview that a tile shows; None where it shows none."""
     cols, rows = grid.places_in(tile, LATTICE_POINTS)
     if tile.zoom < grid.min_zoom or not (np.isfinite(cols).all() and np.isfinite(rows).all()):
         return Window(0, 0, width, height)
-    left, right = _stretch(cols / scale.a, width)
-    top, bottom = _stretch(rows / scale.e, height)
+    cols, rows = ~drawn @ (cols, rows)
+    left, right = _stretch(cols, width)
+    top, bottom = _stretch(rows, height)
     return Window(left, top, right - left, bottom - top) if right > left and bottom > top else None
 
 
