@@ -240,7 +240,7 @@ def test_a_large_tile_shows_the_same_place_twice_as_fine(unplaced):
 @pytest.mark.parametrize(
     ("zoom", "x", "y"),
     [
-        (12, 0, 0),
+        (12, 0, 2**12 - 1),
         (12, -1, 5),
         (12, 4096, 5),
         (3, 2**30, 2**30),
