@@ -85,3 +85,16 @@ def test_the_page_is_open_where_its_calls_want_a_key(tmp_path):
         assert server.client.get("/page/main.js").status_code == 200
         assert server.client.get("/").status_code == 401
         assert server.client.get("/models").status_code == 401
+
+
+def test_the_page_is_the_same_on_a_machine_that_knows_ascii_alone(tmp_path, answer):
+    with running_server(tmp_path / "data", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0") as server:
+        found = server.client.get("/", headers={"Accept": BROWSER})
+        assert found.status_code == 200
+        assert found.text.replace(server.url, "") == answer.text.replace(str(answer.url).rstrip("/"), "")
+
+
+def test_a_file_of_the_page_says_which_methods_it_knows(client):
+    answer = client.post("/page/main.js")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert answer.json()["code"] == "method_not_allowed"

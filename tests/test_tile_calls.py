@@ -776,3 +776,8 @@ def test_another_keys_job_has_no_tiles_for_me(tmp_path, bundles, tif):
             tag = {"If-None-Match": allowed.headers.get("etag", "*")}
             refusal(server.client.get(address, headers=other | tag), 404, "no_such_job")
             refusal(server.client.get(address, headers=tag), 401, "unauthorized")
+
+
+def test_how_long_things_are_kept_is_told_in_days(client):
+    assert "kept for 7 days" in refusal(client.get(f"/jobs/{'0' * 32}/tilejson.json"), 404, "no_such_job")
+    assert "kept for 7 days" in refusal(client.get(f"/scenes/{'0' * 32}"), 404, "no_such_scene")

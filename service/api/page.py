@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 from importlib.metadata import distribution
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, Response
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -66,6 +68,11 @@ class _BrowsersOnly(Route):
 class _Revalidated(StaticFiles):
     """Files whose copies are asked about each time: after an upgrade, no old module is left among new ones."""
 
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        if scope["method"] not in ("GET", "HEAD"):
+            raise HTTPException(405, headers={"Allow": "GET, HEAD"})
+        return await super().get_response(path, scope)
+
     def file_response(self, *args: object, **more: object) -> Response:
         response = super().file_response(*args, **more)  # type: ignore[arg-type]
         response.headers["Cache-Control"] = "no-cache"
@@ -73,5 +80,5 @@ class _Revalidated(StaticFiles):
 
 
 async def _show_page(request: Request) -> HTMLResponse:
-    text = (WEB / "index.html").read_text().replace("{{base}}", html.escape(base_of(request)))
-    return HTMLResponse(text, headers=HEADERS)
+    text = await asyncio.to_thread((WEB / "index.html").read_text, "utf-8")  # whatever the machine's own encoding is
+    return HTMLResponse(text.replace("{{base}}", html.escape(base_of(request))), headers=HEADERS)

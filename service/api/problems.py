@@ -127,8 +127,8 @@ def add_handlers(app: FastAPI) -> None:
             code=code,
         )
         headers = dict(error.headers or {})
-        if error.status_code == 405:
-            headers["Allow"] = ", ".join(_methods(request))
+        if error.status_code == 405 and (methods := _methods(request)):  # a folder of files knows its own
+            headers["Allow"] = ", ".join(methods)
         return problem_response(problem, headers)
 
     @app.exception_handler(Exception)
