@@ -148,7 +148,7 @@ def test_a_job_that_nobody_knows_is_told_how_long_results_are_kept(client):
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["code"] == "no_such_job"
-    assert "kept for 604800 s" in answer.json()["detail"]
+    assert "kept for 7 days" in answer.json()["detail"]
 
 
 def test_a_network_that_gives_no_numbers_fails_with_the_same_words_everywhere(server, client, tmp_path):
