@@ -210,7 +210,9 @@ class PixelDocument(Document):
     col: int
     lon: float | None = Field(description="of the pixel's centre")
     lat: float | None = Field(description="of the pixel's centre")
-    is_valid: bool = Field(description="whether it holds data in the bands that count")
+    is_valid: bool | None = Field(
+        description="whether it holds data in the bands that count; null where neither map nor spectrum can tell"
+    )
     class_: dict[str, Any] | None = Field(alias="class", description="value, name and color")
     confidence: float | None
     probabilities: list[dict[str, Any]] = Field(description="of each class: value, name, color, probability")

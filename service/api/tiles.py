@@ -160,11 +160,13 @@ async def show_pixel(
     return JSONResponse(document, headers={"Cache-Control": "no-store"})
 
 
-def _is_valid(looked: Looked, mapped: dict[str, Any], spectrum: dict[str, Any]) -> bool:
-    """Whether the pixel holds data in the bands that count."""
+def _is_valid(looked: Looked, mapped: dict[str, Any], spectrum: dict[str, Any]) -> bool | None:
+    """Whether the pixel holds data in the bands that count; None where neither map nor spectrum can tell."""
     if looked.summary is not None:
         return mapped["class"] is not None
-    read = spectrum["spectrum"] or {"values": [], "used": []}
+    read = spectrum["spectrum"]
+    if read is None:
+        return None
     of_use = [value for value, used in zip(read["values"], read["used"], strict=True) if used] or read["values"]
     return bool(of_use) and None not in of_use
 

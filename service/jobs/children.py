@@ -122,6 +122,9 @@ class _Child:
                 [sys.executable, "-m", self._module],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True,
             )  # fmt: skip
+            if self._is_closed:  # meanwhile: who closes has seen no process to end
+                self._drop()
+                raise shuts_down()
         return self._child
 
     def _read_line(self, deadline: float) -> bytes | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from shutil import disk_usage, rmtree
 from typing import Any
 
-from service.errors import NoSuchScene, QueueFull, RequestUnusable, ServiceError, StorageFull, unwritten
+from service.errors import NoSuchScene, QueueFull, RequestUnusable, ServiceError, StorageFull, error_of, unwritten
 from service.jobs.children import Bounds, Children, serve, shuts_down
 from service.jobs.records import SceneRecord, new_id
 from service.jobs.store import Store
@@ -69,7 +69,7 @@ class Views:
         self._custom = 0  # being made
         self._numbers = itertools.count()
         self._is_closed = False
-        self._refused: dict[Path, tuple[float, ServiceError]] = {}
+        self._refused: dict[Path, tuple[float, tuple[str, str]]] = {}  # when, and with which code and words
 
     def find(self, scene: SceneRecord, bands: Bands) -> Path | None:
         """A view that is there, which counts as used."""
@@ -143,10 +143,9 @@ class Views:
         """Refuse what was refused a moment ago, and more than can be made soon; of one owner's custom views too."""
         if self._is_closed:
             raise shuts_down()
-        since, error = self._refused.pop(path, (0.0, None))
-        if error is not None and time.monotonic() - since < REMEMBERED_S:
-            self._refused[path] = since, error
-            raise error
+        since, refusal = self._refused.get(path, (0.0, None))
+        if refusal is not None and time.monotonic() - since < REMEMBERED_S:
+            raise error_of(*refusal)
         if len(self._making) >= MOST_WAITING:
             raise _come_back(f"{len(self._making)} views of scenes are being made")
         if sum(task.is_custom and task.scene.owner == custom_of for task in self._waiting) >= MOST_CUSTOM_WAITING:
@@ -157,9 +156,9 @@ class Views:
         with self._lock:
             del self._making[path]
             if isinstance(error, ServiceError) and error.status == 422:  # the scene's own fault
-                if len(self._refused) > 1000:
-                    self._refused.clear()
-                self._refused[path] = time.monotonic(), error
+                now = time.monotonic()
+                self._refused = {other: told for other, told in self._refused.items() if now - told[0] < REMEMBERED_S}
+                self._refused[path] = now, (error.code, str(error))
         if error is not None:
             log.warning("no view: %s", error, exc_info=None if isinstance(error, ServiceError) else error)
 

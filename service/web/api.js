@@ -1,8 +1,12 @@
 // Calls of the service: with the tab's API key, with refusals in the server's own words.
 
 const KEY = "hyperscene-key";
+export const ASK_AGAIN_MS = 2000; // where the server says that it is not ready
 const HIDDEN_MS = 5000; // between looks at a job from a tab that nobody sees
 const SILENT_MS = 40000; // the server says that it is still there every 15 s
+/** Wait. */
+export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
 let askForKey = null; // a function from whether a wrong key was given to a promise of the key
 let asking = null;
 
@@ -127,7 +131,6 @@ export async function watchJob(id, onStatus, onTrouble, signal) {
     try {
       for await (const { id: seen, job } of document.hidden ? lookedAt(id, signal) : streamed(id, last, onTrouble, signal)) {
         last = seen ?? last;
-        onTrouble(false);
         onStatus(job);
         if (["successful", "failed", "dismissed"].includes(job.status)) return;
       }
@@ -140,13 +143,11 @@ export async function watchJob(id, onStatus, onTrouble, signal) {
   }
 }
 
-const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-
 /** A job by polling, while nobody looks at the tab: a browser has six connections to a host, and a stream keeps one. */
 async function* lookedAt(id, signal) {
   while (document.hidden && !signal.aborted) {
-    yield { job: await documentOf(`jobs/${id}`, { signal }) };
-    await pause(HIDDEN_MS);
+    yield { job: await documentOf(`jobs/${id}`, { signal: AbortSignal.any([signal, AbortSignal.timeout(SILENT_MS)]) }) };
+    await Promise.race([pause(HIDDEN_MS), new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }))]);
   }
 }
 
@@ -155,15 +156,18 @@ async function* streamed(id, last, onTrouble, signal) {
   const stop = new AbortController();
   const onHidden = () => document.hidden && stop.abort();
   document.addEventListener("visibilitychange", onHidden);
-  signal.addEventListener("abort", () => stop.abort());
+  signal.addEventListener("abort", () => stop.abort(), { signal: stop.signal });
+  const silent = setTimeout(() => stop.abort(), SILENT_MS);
   try {
     const answer = await call(`jobs/${id}/events`, { signal: stop.signal, headers: last ? { "Last-Event-ID": last } : {} });
+    clearTimeout(silent);
     onTrouble(false);
     if (answer.status === 204) yield { job: await documentOf(`jobs/${id}`, { signal }) };
     else for await (const event of eventsOf(answer, stop)) yield { id: event.id, job: JSON.parse(event.data) };
   } catch (error) {
     if (!document.hidden) throw error;
   } finally {
+    clearTimeout(silent);
     document.removeEventListener("visibilitychange", onHidden);
     stop.abort();
   }
@@ -191,11 +195,13 @@ async function* eventsOf(answer, stop) {
 
 /** Save a file under its name. A link cannot send a key, so with one the file goes through the browser's store. */
 export async function save(path, name) {
+  await call(path, { method: "HEAD" }); // a refusal is shown here, and not saved as a file; a key may be asked for
   const link = Object.assign(document.createElement("a"), { href: path, download: name });
-  if (key()) link.href = URL.createObjectURL(await (await call(path)).blob());
-  else await call(path, { method: "HEAD" }); // a refusal is shown here, and not saved as a file
+  if (key()) {
+    link.href = URL.createObjectURL(await (await call(path)).blob());
+    setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+  }
   link.click();
-  if (key()) setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 }
 
 /** Put a picture of the service into an image, with the key. */

@@ -2,11 +2,12 @@
 
 import { make } from "./dom.js";
 
-/** Show a dialog; answers what its form was closed with, "" where it was dismissed. */
-function ask(...content) {
+/** Show a dialog; answers what its form was closed with, "" where it was dismissed, by a person or by `signal`. */
+function ask(signal, ...content) {
   const dialog = make("dialog", { "aria-labelledby": "dialog-title" }, make("form", { method: "dialog" }, ...content));
   document.body.append(dialog);
   dialog.showModal();
+  signal?.addEventListener("abort", () => dialog.close(""));
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
       dialog.remove();
@@ -19,6 +20,7 @@ function ask(...content) {
 export async function askForKey(wasWrong) {
   const field = make("input", { type: "password", id: "key", autocomplete: "off", required: true, autofocus: true });
   const given = await ask(
+    null,
     make("h2", { id: "dialog-title" }, "This server wants an API key"),
     wasWrong ? make("p", { class: "problem", role: "alert" }, "The server does not know the key that was given.") : null,
     make("p", {}, "Whoever runs the server hands it out. It is kept for this tab only."),
@@ -34,9 +36,10 @@ export async function askForKey(wasWrong) {
   return given === "given" ? field.value.trim() : null;
 }
 
-/** Whether a person means it. */
-export async function confirm(title, text, yes) {
+/** Whether a person means it; nobody is asked any longer than `signal` lasts. */
+export async function confirm(title, text, yes, signal) {
   const given = await ask(
+    signal,
     make("h2", { id: "dialog-title" }, title),
     make("p", {}, text),
     make(

@@ -1,6 +1,6 @@
 // A job: progress while it is mapped, then the map with everything about it.
 
-import { call, documentOf, key, save, watchJob } from "./api.js";
+import { ASK_AGAIN_MS, call, documentOf, key, pause, save, watchJob } from "./api.js";
 import { confirm } from "./dialogs.js";
 import { announce, count, duration, make, moment, percent, problemBox } from "./dom.js";
 import { makeLayerPanel, makeLegend } from "./layers.js";
@@ -21,16 +21,18 @@ export async function showJob(main, id, signal, fail) {
   facts.textContent = `${job.model}, stride ${job.settings.stride_px} px, blend ${job.settings.blend}, sent ${moment(job.created)}`;
   const stage = new Stage(id, map, panel, signal);
   if (isFinished(job)) return showEnd(job, state, stage);
-  const progress = makeProgress(id, state);
+  const progress = makeProgress(id, state, signal);
   progress.show(job);
   stage.showScene().catch(() => {}); // the scene alone, while its map is made: a pleasure, and no more
-  follow(id, progress, signal).then((end) => end && showEnd(end, state, stage)).catch(fail); // the view is there meanwhile
+  follow(id, progress, signal) // the view is there meanwhile
+    .then((end) => end && showEnd(end, state, stage))
+    .catch((error) => fail(error, state));
 }
 
 /** The job once it is finished; null where nobody looks any more. */
 async function follow(id, progress, signal) {
   let job = null;
-  await watchJob(id, (changed) => progress.show((job = changed)), progress.trouble, signal);
+  await watchJob(id, (changed) => progress.show((job = changed)), progress.trouble, signal).finally(progress.end);
   if (signal.aborted) return null;
   return job && isFinished(job) ? job : documentOf(`jobs/${id}`, { signal });
 }
@@ -39,6 +41,7 @@ const isFinished = (job) => ["successful", "failed", "dismissed"].includes(job.s
 
 async function showEnd(job, state, stage) {
   document.title = `${job.scene} – hyperscene`;
+  if (state.contains(document.activeElement)) document.querySelector("h1").focus();
   state.replaceChildren();
   if (job.status === "successful") return stage.showResult(job, state);
   stage.clear();
@@ -47,18 +50,22 @@ async function showEnd(job, state, stage) {
   state.replaceChildren(job.status === "failed" ? problemBox(words, again) : make("div", { class: "card", role: "status" }, make("p", {}, words), again));
 }
 
-function makeProgress(id, state) {
+function makeProgress(id, state, signal) {
+  const over = new AbortController();
+  signal.addEventListener("abort", () => over.abort());
   const bar = make("progress", { max: 100, "aria-labelledby": "progress-words" });
   const words = make("p", { id: "progress-words" });
   const trouble = make("p", { class: "quiet", role: "status" });
   const dismiss = make("button", { type: "button", class: "danger" }, "Dismiss");
-  const card = make("div", { class: "card progress" }, words, bar, trouble, dismiss);
-  dismiss.addEventListener("click", () => dismissJob(id, dismiss, trouble, "The work so far is lost, and the scene that came with it is removed."));
+  const refused = make("div");
+  const card = make("div", { class: "card progress" }, words, bar, trouble, dismiss, refused);
+  dismiss.addEventListener("click", () => dismissJob(id, dismiss, refused, "The work so far is lost, and the scene that came with it is removed.", over.signal));
+  const say = (text) => trouble.textContent !== text && (trouble.textContent = text);
   let told = -1;
   return {
     show(job) {
       if (!card.isConnected) state.replaceChildren(card);
-      trouble.textContent = job.resumes ? `Taken up again ${job.resumes === 1 ? "once" : `${job.resumes} times`} after a stop; nothing was lost.` : "";
+      say(job.resumes ? `Taken up again ${job.resumes === 1 ? "once" : `${job.resumes} times`} after a stop; nothing was lost.` : "");
       const left = job.seconds_left === undefined ? "" : `, about ${duration(job.seconds_left)} left`;
       words.textContent =
         job.status === "accepted" ? `Accepted: it ${job.message}.` : `${job.progress} % mapped${left} (${count(job.patches_done)} of ${count(job.patches_total)} patches)`;
@@ -69,13 +76,14 @@ function makeProgress(id, state) {
       told = Math.floor(job.progress / 25);
     },
     trouble(isLost) {
-      trouble.textContent = isLost ? "The connection is lost. The job goes on without it; trying to reach the server again …" : "";
+      say(isLost ? "The connection is lost. The job goes on without it; trying to reach the server again …" : "");
     },
+    end: () => over.abort(),
   };
 }
 
-async function dismissJob(id, button, told, words) {
-  if (!(await confirm("Dismiss this job?", words, "Dismiss it"))) return;
+async function dismissJob(id, button, told, words, signal) {
+  if (!(await confirm("Dismiss this job?", words, "Dismiss it", signal))) return;
   button.disabled = true;
   try {
     await call(`jobs/${id}`, { method: "DELETE" });
@@ -90,7 +98,7 @@ async function dismissJob(id, button, told, words) {
 /** Where map and panel stand. */
 class Stage {
   constructor(id, place, panel, signal) {
-    Object.assign(this, { _id: id, _place: place, _panel: panel, _signal: signal, _map: null, _pixel: null, _turn: 0 });
+    Object.assign(this, { _id: id, _place: place, _panel: panel, _signal: signal, _map: null, _pixel: null, _turn: 0, _isOver: false });
     signal.addEventListener("abort", () => this._map?.remove());
   }
 
@@ -110,6 +118,7 @@ class Stage {
   }
 
   clear() {
+    this._isOver = true;
     this._turn++;
     this._map?.remove();
     this._map = this._pixel = null;
@@ -118,18 +127,28 @@ class Stage {
     this._place.parentElement.hidden = true;
   }
 
+  /** The scene alone; a server that still makes its picture may not know yet where it lies. */
   async showScene() {
-    await this._makeMap();
+    while (!this._isOver && !this._signal.aborted) {
+      try {
+        return await this._makeMap();
+      } catch (error) {
+        if (error.status !== 503) throw error;
+      }
+      await pause(ASK_AGAIN_MS);
+    }
+    return null;
   }
 
   async showResult(job, state) {
+    this._isOver = true;
     const summary = await documentOf(`jobs/${this._id}/results/summary.json`, { signal: this._signal });
     const files = await documentOf(`jobs/${this._id}/results`, { signal: this._signal });
     if (summary.warnings.length) state.replaceChildren(warningsOf(summary.warnings));
     const scene = await documentOf(`scenes/${job.scene_id}`, { signal: this._signal }).catch(() => null);
     const tilejson = await this._makeMap();
     this._panel.prepend(makeLayerPanel(this._map, tilejson, scene), makeLegend(summary));
-    this._panel.append(makeDownloads(this._id, files), makeDetails(this._id, job, summary, tilejson));
+    this._panel.append(makeDownloads(this._id, files), makeDetails(this._id, job, summary, tilejson, this._signal));
     this._pixel.refresh();
     if (!summary.warnings.length) announce(`${job.scene} is mapped`); // the warnings speak for themselves
   }
@@ -170,11 +189,11 @@ function makeDownloads(id, files) {
   );
 }
 
-function makeDetails(id, job, summary, tilejson) {
+function makeDetails(id, job, summary, tilejson, signal) {
   const told = make("div");
   const dismiss = make("button", { type: "button", class: "danger" }, "Dismiss this map");
   dismiss.addEventListener("click", () =>
-    dismissJob(id, dismiss, told, "Its results are removed from the server, and the scene that came with it.").then(() => dismiss.disabled && location.reload()),
+    dismissJob(id, dismiss, told, "Its results are removed from the server, and the scene that came with it.", signal).then(() => dismiss.disabled && location.reload()),
   );
   const seconds = job.seconds ? Object.values(job.seconds).reduce((sum, each) => sum + each, 0) : null;
   const facts = [

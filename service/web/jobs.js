@@ -15,11 +15,13 @@ export async function showJobs(section, signal) {
   section.append(make("h2", { id: "jobs-title" }, "Your maps"), none, list.element, more);
   async function page() {
     const { jobs, links } = await documentOf(`jobs?limit=${PAGE}&offset=${list.size}`, { signal });
-    list.append(jobs);
+    list.add(jobs);
     none.hidden = list.size > 0;
     more.hidden = !links.some(({ rel }) => rel === "next");
   }
-  more.addEventListener("click", () => page().catch((error) => section.append(problemBox(error.message))));
+  const told = make("div");
+  section.append(told);
+  more.addEventListener("click", () => page().then(() => told.replaceChildren(), (error) => told.replaceChildren(problemBox(error.message))));
   await page();
   keepUpToDate(list, none, signal);
 }
@@ -29,8 +31,9 @@ async function keepUpToDate(list, none, signal) {
   while (!signal.aborted) {
     await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
     if (signal.aborted || document.hidden) continue;
-    const newest = await documentOf(`jobs?limit=${PAGE}`, { signal, isQuiet: true }).catch(() => ({ jobs: [] }));
-    list.prepend(newest.jobs);
+    const newest = await documentOf(`jobs?limit=${PAGE}`, { signal, isQuiet: true }).catch(() => null);
+    if (!newest) continue;
+    list.renew(newest.jobs, newest.jobs.length < PAGE);
     none.hidden = list.size > 0;
     for (const id of list.unfinished(newest.jobs)) {
       const job = await documentOf(`jobs/${id}`, { signal, isQuiet: true }).catch((error) => (error.status === 404 ? null : undefined));
@@ -51,14 +54,28 @@ class JobList {
     return this._lines.size;
   }
 
-  /** Older jobs, after those that are there. */
-  append(jobs) {
-    for (const job of jobs) if (!this._changed(job)) this.element.append(this._made(job));
+  /** Jobs at their places, the newest first; those that are there already are brought up to date. */
+  add(jobs) {
+    for (const job of jobs) {
+      if (this._changed(job)) continue;
+      const line = new JobLine(job, this._signal);
+      const older = [...this._lines.values()].find(({ created }) => created < job.created);
+      this._lines.set(job.jobID, line);
+      if (older) older.element.before(line.element);
+      else this.element.append(line.element);
+    }
+    this._lines = new Map([...this._lines].sort(([, one], [, other]) => (one.created < other.created ? 1 : -1)));
   }
 
-  /** The newest jobs, the newest first; those that are there already are brought up to date. */
-  prepend(jobs) {
-    for (const job of [...jobs].reverse()) if (!this._changed(job)) this.element.prepend(this._made(job));
+  /** The newest jobs as they are now: what should stand among them and does not is gone. */
+  renew(jobs, areAll) {
+    const ids = new Set(jobs.map(({ jobID }) => jobID));
+    const isKnown = jobs.some(({ jobID }) => this._lines.has(jobID));
+    const oldest = jobs.at(-1)?.created ?? "";
+    for (const [id, { created }] of [...this._lines]) {
+      if (!ids.has(id) && (areAll || !isKnown || created >= oldest)) this.put(id, null);
+    }
+    this.add(jobs);
   }
 
   /** A job as it is now; null where it is gone. */
@@ -81,17 +98,12 @@ class JobList {
     line?.show(job);
     return Boolean(line);
   }
-
-  _made(job) {
-    const line = new JobLine(job, this._signal);
-    this._lines.set(job.jobID, line);
-    return line.element;
-  }
 }
 
 class JobLine {
   constructor(job, signal) {
     this._signal = signal;
+    this.created = job.created;
     this._thumbnail = make("span", { class: "thumbnail" });
     this._state = make("span");
     this.element = make(

@@ -16,7 +16,7 @@ async function show() {
   const signal = leave.signal;
   main.replaceChildren();
   document.title = "hyperscene";
-  const fail = (error) => !signal.aborted && main.append(problemBox(error.message, wayOut(error)));
+  const fail = (error, place = main) => !signal.aborted && place.append(problemBox(error.message, wayOut(error)));
   try {
     const job = /^#\/jobs\/([0-9a-f]{32})$/.exec(location.hash);
     main.className = job ? "job" : "start";
@@ -28,9 +28,11 @@ async function show() {
   }
 }
 
+const showAndFocus = () => show().then(() => main.querySelector("h1")?.focus());
+
 function wayOut(error) {
   if (error.status === 404) return make("a", { class: "button", href: "#/" }, "To the maps");
-  return make("button", { type: "button", onclick: show }, error.status === 401 ? "Give a key" : "Try again");
+  return make("button", { type: "button", onclick: showAndFocus }, error.status === 401 ? "Give a key" : "Try again");
 }
 
 function showKeyState() {
@@ -54,5 +56,5 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address says which view is shown
   main.focus();
 });
-addEventListener("hashchange", () => show().then(() => main.querySelector("h1")?.focus()));
+addEventListener("hashchange", showAndFocus);
 show();

@@ -1,6 +1,6 @@
 // The map: the scene below, one layer of the result above, opacity and swipe between them.
 
-import { call } from "./api.js";
+import { ASK_AGAIN_MS, call, pause } from "./api.js";
 import { make } from "./dom.js";
 import { Swipe } from "./swipe.js";
 
@@ -8,7 +8,6 @@ const L = window.L;
 const FINER = 2; // zooms beyond the scene's own that the server still draws: its pixels are squares no more in Mercator
 const CLOSER = 6; // zooms beyond the scene's own that a reader may go
 const SECOND_CLICK_MS = 250; // two clicks are a zoom, and ask for no pixel
-const ASK_AGAIN_MS = 2000;
 
 /** Tiles fetched with the tab's key, which an image's address cannot carry. */
 const KeyedTiles = L.GridLayer.extend({
@@ -43,7 +42,7 @@ async function patient(ask, signal) {
     } catch (error) {
       if (signal.aborted || ![0, 429, 503].includes(error.status)) throw error;
     }
-    await new Promise((resolve) => setTimeout(resolve, 1000 * wait_s));
+    await pause(1000 * wait_s);
   }
   return ask();
 }
@@ -94,6 +93,7 @@ export class SceneMap {
       maxZoom: 30,
     });
     tiles.on("tileunload", ({ tile }) => tile.stop.abort());
+    tiles.on("remove", () => this._forget(tiles));
     tiles.on("tileerror", ({ error }) => error.name !== "AbortError" && this._tellTrouble(error.message, tiles, () => tiles.redraw()));
     return tiles;
   }
@@ -111,9 +111,16 @@ export class SceneMap {
       this._troubles.clear();
       this._tell();
       for (const each of all) each();
+      this._map.getContainer().focus();
     };
+    if (this._note.firstChild?.textContent === words && this._note.querySelector("button")) return; // it may have the focus
     // Later: Leaflet looks whether a click belongs to the note, and finds it there no more.
     this._tell(words, make("button", { type: "button", class: "plain", onclick: () => setTimeout(mend) }, "Try again"));
+  }
+
+  /** A trouble that is none any more. */
+  _forget(where) {
+    if (this._troubles.delete(where) && !this._troubles.size) this._tell();
   }
 
   /** Show another layer of the result. */
@@ -125,6 +132,7 @@ export class SceneMap {
   async color(bands) {
     const query = bands.length ? `?bands=${bands.join(",")}` : "";
     this._wanted = query;
+    this._forget("scene");
     try {
       await this._whenPictured(query);
     } catch (error) {
@@ -146,7 +154,7 @@ export class SceneMap {
         if (![429, 503].includes(error.status)) throw error;
         if (!this._troubles.size) this._tell("The picture of the scene is being made …");
       }
-      await new Promise((resolve) => setTimeout(resolve, ASK_AGAIN_MS));
+      await pause(ASK_AGAIN_MS);
     }
     return null;
   }
@@ -154,7 +162,7 @@ export class SceneMap {
   /** Lay a layer over another one, which goes when the new one is there. */
   _exchange(before, after) {
     after.addTo(this._map);
-    if (before) after.once("load", () => before.remove());
+    if (before) after.once("load remove", () => before.remove());
     return after;
   }
 
@@ -167,6 +175,7 @@ export class SceneMap {
   /** Call back with the place that is clicked: lon and lat, or row and col. */
   onPick(pick) {
     let timer = null;
+    this._gone.signal.addEventListener("abort", () => clearTimeout(timer));
     this._map.on("dblclick", () => clearTimeout(timer));
     this._map.on("click", ({ latlng }) => {
       const place = this.isPlaced

@@ -15,19 +15,20 @@ export function makePixelPanel(jobId, map, tilejson, signal) {
   let asked = null;
   let last = null;
 
-  async function show(place) {
+  async function show(place, isQuiet = false) {
     last = place;
     asked?.abort();
     asked = new AbortController();
     const mine = asked;
     try {
-      const pixel = await documentOf(`jobs/${jobId}/pixel?${new URLSearchParams(place)}`, { signal: mine.signal });
+      const pixel = await documentOf(`jobs/${jobId}/pixel?${new URLSearchParams(place)}`, { signal: AbortSignal.any([mine.signal, signal]) });
       if (mine.signal.aborted || signal.aborted) return;
       row.input.value = pixel.row;
       col.input.value = pixel.col;
       const words = pixel.class ? `${pixel.class.name}, ${percent(pixel.confidence)}` : nameless(pixel);
       map.mark(pixel, words);
       shown.replaceChildren(...contentOf(pixel));
+      if (isQuiet) return;
       announce(`Row ${pixel.row}, column ${pixel.col}: ${words}`);
       if (matchMedia("(min-width: 60rem)").matches) section.scrollIntoView({ block: "nearest" }); // the panel, not the page
     } catch (error) {
@@ -40,12 +41,12 @@ export function makePixelPanel(jobId, map, tilejson, signal) {
     event.preventDefault();
     show({ row: row.input.value, col: col.input.value });
   });
-  map.onPick(show);
+  map.onPick((place) => show(place));
   const section = make("section", { "aria-labelledby": "pixel-title" }, make("h2", { id: "pixel-title" }, "Pixel"), form, shown);
-  return { element: section, refresh: () => last && show(last) };
+  return { element: section, refresh: () => last && show(last, true) };
 }
 
-const nameless = (pixel) => (pixel.is_valid ? "not mapped yet" : "no data");
+const nameless = (pixel) => (pixel.is_valid === false ? "no data" : "not mapped yet");
 
 function numberField(name, label, count) {
   const input = make("input", { type: "number", id: `pixel-${name}`, min: "0", max: String(count - 1), step: "1", required: true });

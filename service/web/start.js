@@ -13,18 +13,19 @@ addEventListener("beforeunload", (event) => sending && event.preventDefault());
 
 /** Fill `main` with the start view. */
 export async function showStart(main, signal) {
-  const sending = make("section", { class: "card send", "aria-labelledby": "send-title" });
+  const card = make("section", { class: "card send", "aria-labelledby": "send-title" });
   const jobs = make("section", { class: "card", "aria-labelledby": "jobs-title" });
-  main.append(sending, jobs);
-  sending.append(make("h1", { id: "send-title", tabindex: "-1" }, "Map a hyperspectral scene"));
+  main.append(card, jobs);
+  card.append(make("h1", { id: "send-title", tabindex: "-1" }, "Map a hyperspectral scene"));
   const models = await documentOf("models", { signal });
   if (signal.aborted) return;
-  makeSender(sending, models, signal);
+  makeSender(card, models, signal);
   await showJobs(jobs, signal);
 }
 
 function makeSender(section, models, signal) {
   let files = [];
+  let isWhole = false;
   let idempotencyKey = newIdempotencyKey();
   const input = make("input", { type: "file", id: "files", multiple: true, class: "unseen" });
   const list = make("ul", { class: "files", "aria-label": "Chosen files" });
@@ -55,7 +56,8 @@ function makeSender(section, models, signal) {
     list.replaceChildren(...files.map((file) => fileLine(file, () => settle(files.filter((other) => other !== file)))));
     words.textContent = verdict.text;
     words.className = `verdict${verdict.isWrong ? " wrong" : ""}`;
-    send.disabled = !verdict.isWhole || Boolean(sending);
+    isWhole = verdict.isWhole;
+    send.disabled = !isWhole || Boolean(sending);
     if (!sending) trouble.replaceChildren();
   }
   input.addEventListener("change", () => {
@@ -91,7 +93,8 @@ function makeSender(section, models, signal) {
   function showEnd(job) {
     form.classList.remove("busy");
     drop.inert = choices.element.inert = false;
-    send.disabled = !files.length;
+    send.disabled = !isWhole;
+    if (trouble.contains(document.activeElement)) (isWhole ? send : input).focus();
     trouble.replaceChildren(...unsaid.splice(0));
     if (job) location.hash = `#/jobs/${job.jobID}`;
   }

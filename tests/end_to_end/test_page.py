@@ -291,6 +291,16 @@ def test_focus_pixel_and_place_are_kept_when_the_job_ends(page, slow_server, tmp
     expect(page.locator(".verdict-of-pixel")).to_contain_text(pixel["class"]["name"])
 
 
+def test_a_question_about_a_job_ends_with_the_job(page, slow_server, large):
+    job_id = slow_server.submit(large, stride_px="1")
+    page.goto(f"{slow_server.url}/#/jobs/{job_id}")
+    page.get_by_role("button", name="Dismiss").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    slow_server.client.delete(f"/jobs/{job_id}")
+    expect(page.locator("main")).to_contain_text("This job was dismissed")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
 def test_a_tab_that_nobody_sees_keeps_no_stream_open_and_still_hears_of_the_end(page, slow_server, tmp_path):
     path = tmp_path / "some.tif"
     write_scene(SyntheticScene(rows=64, cols=64, seed=3), path, None)
@@ -409,6 +419,16 @@ def test_a_click_shows_the_pixels_class_probabilities_and_spectrum(page, colored
     assert f"{100 * best['probability']:.1f} %" in bars[0]
     expect(page.locator(".spectrum .used")).to_have_count(5)
     assert page.locator(".spectrum").get_attribute("aria-label").startswith("Spectrum over 450 to 900 nm")
+
+
+def test_a_layer_that_never_came_leaves_nothing_behind(page, colored, mapped):
+    open_job(page, colored, mapped)
+    page.route("**/tiles/confidence/**", lambda route: None)  # held back for ever
+    page.get_by_label("Shown on the map").select_option("confidence")
+    page.get_by_label("Shown on the map").select_option("probability-1")
+    expect(page.locator(".leaflet-result-pane .leaflet-layer")).to_have_count(1)
+    page.get_by_label("Opacity over the scene").fill("0")
+    expect(page.locator(".leaflet-result-pane .leaflet-layer")).to_have_css("opacity", "0")
 
 
 def test_a_double_click_zooms_and_asks_for_no_pixel(page, colored, mapped):
