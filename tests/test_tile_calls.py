@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 import rasterio
 from rasterio.control import GroundControlPoint
@@ -752,7 +753,10 @@ def test_who_waits_for_a_view_is_sent_home_when_the_server_stops(tmp_path, bundl
         scene = uploaded(server, path)
         job = started(server, scene)
         with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=server.url, timeout=60) as client:
+            process = psutil.Process(server.process.pid)
+            before = len(process.net_connections())
             answer = pool.submit(client.get, f"/jobs/{job}/tiles/scene/0/0/0.png")
+            wait_for(lambda: len(process.net_connections()) > before)  # the server has to hear of it before it stops
             wait_for(lambda: views(server, scene))
             assert server.stop() == 0
             refusal(answer.result(), 503, "not_ready")
