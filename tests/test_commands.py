@@ -266,7 +266,10 @@ def test_bench_measures_everything_it_names(tmp_path):
     assert document["mflop_per_patch"] == pytest.approx(134.2, abs=0.1)
     assert document["gemm_gflops"] > 0
     assert all(rate > 0 for rate in document["patches_per_s"].values())
-    assert all(0 < share < 1.5 for share in document["share_of_gemm"].values())
+    # One round, so each share is that round's own; how large it is says more of the machine's other work than of us.
+    gflop = document["mflop_per_patch"] / 1000
+    for name, share in document["share_of_gemm"].items():
+        assert share == pytest.approx(document["patches_per_s"][name] * gflop / document["gemm_gflops"])
     assert set(document["strides"]) == {"1", "2", "4", "8"}
     assert document["peak_memory_mb"] > 10
     assert document["machine"]["cores"] >= 1
