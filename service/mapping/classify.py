@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -71,16 +72,16 @@ class _InOrder:
         self._report = report
         self._total = total
         self._lock = threading.Lock()
-        self._expected: deque[_Milestone] = deque()
+        self._expected: deque[Milestone] = deque()
 
-    def expect(self, cells: int) -> _Milestone:
+    def expect(self, cells: int) -> Milestone:
         """One more milestone, after all others: so many cells lie behind us when it and they are reached."""
-        milestone = _Milestone(cells)
+        milestone = Milestone(cells)
         with self._lock:
             self._expected.append(milestone)
         return milestone
 
-    def reach(self, milestone: _Milestone) -> None:
+    def reach(self, milestone: Milestone) -> None:
         """Report the last milestone before which none is missing."""
         with self._lock:
             milestone.is_reached = True
@@ -92,100 +93,160 @@ class _InOrder:
 
 
 @dataclass
-class _Milestone:
+class Milestone:
+    """A place that the network gets to."""
+
     cells: int
     is_reached: bool = False
 
 
-class Classifier:
-    """A bundle's engine and as many threads as it wants to be called from."""
+@dataclass(frozen=True)
+class Run:
+    """The mapping of one scene, as everybody who takes part in it has to know it."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        manifest: Manifest,
-        plan: Plan,
-        clock: StageClock,
-        report: Report,
-        stop: Stop,
-        checkpoint: Checkpoint | None = None,
-    ) -> None:
-        self._engine = engine
-        self._manifest = manifest
-        self._plan = plan
-        self._clock = clock
-        self._progress = _InOrder(report, plan.cells)
-        self._stop = stop
-        self._checkpoint = checkpoint
+    manifest: Manifest
+    plan: Plan
+    clock: StageClock
+    report: Report
+    stop: Stop
+    checkpoint: Checkpoint | None = None
+
+
+Pending = deque[tuple[Block, list["PendingGroup"]]]
+
+
+class Classifier(ABC):
+    """Has blocks answered: the next ones are asked about before the oldest is awaited."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._manifest, self._plan = run.manifest, run.plan
+        self._progress = _InOrder(run.report, run.plan.cells)
 
     def classify(self, blocks: Generator[Block, None, None]) -> Generator[AnsweredBlock, None, None]:
-        """Answers, block after block; the next block's calls are queued before this one's are awaited."""
-        with ThreadPoolExecutor(self._engine.callers, "hyperscene-caller") as callers:
-            pending: deque[tuple[Block, list[_PendingGroup]]] = deque()
-            try:
-                for block in blocks:
-                    pending.append((block, [self._begin(callers, block.pixels, group) for group in block.groups]))
-                    if len(pending) > 1:
-                        yield self._finish(*pending.popleft())
-                while pending:
+        """Answers, block after block."""
+        pending: Pending = deque()
+        try:
+            for block in blocks:
+                pending.append((block, self._begin(block)))
+                while len(pending) > 1 and self._is_enough(pending):
                     yield self._finish(*pending.popleft())
-            finally:
-                callers.shutdown(wait=True, cancel_futures=True)
-                blocks.close()
+            while pending:
+                yield self._finish(*pending.popleft())
+        finally:
+            self._close()
+            blocks.close()
 
-    def _begin(self, callers: ThreadPoolExecutor, pixels: Pixels, group: int) -> _PendingGroup:
+    @abstractmethod
+    def _begin(self, block: Block) -> list[PendingGroup]:
+        """Ask about a block, without waiting for the answers."""
+
+    @abstractmethod
+    def _is_enough(self, pending: Pending) -> bool:
+        """Whether the oldest block is awaited before another one is begun."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Let go of everything, whether all blocks were answered or not."""
+
+    def _asked(self, pixels: Pixels, group: int) -> AskedGroup:
+        """Where a group's patches lie."""
         lattice, plan = self._plan.lattice, self._plan
         top = group * plan.group_px
         inside = pixels.valid[top - pixels.top : min(top + plan.group_px, lattice.rows) - pixels.top]
         centers, is_asked = lattice.place_centers(inside, top)
         if self._manifest.head == "token":  # every pixel answers for itself, so the centre may lie on missing data
             centers, _ = lattice.place_centers(np.ones_like(inside), top)
-        calls = []
-        for tile in range(plan.tiles):
-            cells = slice(tile * plan.tile_cols, (tile + 1) * plan.tile_cols)
-            asked = is_asked[:, cells]
-            if asked.any():
-                tile_centers = centers[:, cells][asked]
-                milestone = self._progress.expect(plan.cells_before(group) + cells.start * len(is_asked))
-                calls.append((tile, callers.submit(self._ask, pixels, group, tile, tile_centers, milestone)))
-        self._progress.reach(self._progress.expect(plan.cells_before(group + 1)))
-        return _PendingGroup(group, centers, is_asked, calls)
+        tiles = [tile for tile in range(plan.tiles) if is_asked[:, plan.tile_cells(tile)].any()]
+        return AskedGroup(group, centers, is_asked, tiles)
 
-    def _ask(
-        self, pixels: Pixels, group: int, tile: int, centers: NDArray[np.int64], milestone: _Milestone
-    ) -> NDArray[np.float32]:
-        answer = self._answer(pixels, group, tile, centers)
-        self._progress.reach(milestone)
-        return answer
+    def _expect(self, asked: AskedGroup, tile: int) -> Milestone:
+        """Progress that is made when a tile is answered."""
+        cells = self._plan.cells_before(asked.group) + self._plan.tile_cells(tile).start * len(asked.is_asked)
+        return self._progress.expect(cells)
 
-    def _answer(self, pixels: Pixels, group: int, tile: int, centers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """From the checkpoint, where it was asked before, or from the network."""
-        if self._stop.is_set():
-            raise Cancelled
-        if self._checkpoint is None:
-            return self._run(pixels, group, tile, centers)
-        shape = (len(centers), *self._answer_px, self._manifest.classes)
-        try:
-            kept = self._checkpoint.load_answer(group, tile, shape)
-            if kept is None:
-                kept = self._run(pixels, group, tile, centers)
-                self._checkpoint.save_answer(group, tile, kept)
-        except OSError as error:
-            raise unwritten(error) from error
-        return kept
+    def _expect_end(self, group: int) -> None:
+        """Progress that is made when all of a group is answered."""
+        self._progress.reach(self._progress.expect(self._plan.cells_before(group + 1)))
+
+    def _load(self, asked: AskedGroup, tile: int) -> NDArray[np.float32] | None:
+        """What an earlier run was told."""
+        if self._run.checkpoint is None:
+            return None
+        patches = int(asked.is_asked[:, self._plan.tile_cells(tile)].sum())
+        return self._run.checkpoint.load_answer(asked.group, tile, (patches, *self._answer_px, self._manifest.classes))
 
     @property
     def _answer_px(self) -> tuple[int, ...]:
         """The pixels that one answer speaks of, where it is more than its centre."""
         return (self._manifest.patch_px,) * 2 if self._manifest.head == "token" and self._plan.is_voting else ()
 
-    def _run(self, pixels: Pixels, group: int, tile: int, centers: NDArray[np.int64]) -> NDArray[np.float32]:
-        (top, bottom), (left, right) = self._plan.window_rows(group), self._plan.window_cols(tile)
+    def _finish(self, block: Block, groups: list[PendingGroup]) -> AnsweredBlock:
+        return AnsweredBlock(block, [self._gather(group) for group in groups])
+
+    def _gather(self, pending: PendingGroup) -> Answers:
+        asked = pending.asked
+        probabilities = np.zeros((*asked.is_asked.shape, *self._answer_px, self._manifest.classes), np.float32)
+        for tile, call in pending.calls:
+            cells = self._plan.tile_cells(tile)
+            probabilities[:, cells][asked.is_asked[:, cells]] = call.result()
+        return Answers(asked.group, asked.centers, asked.is_asked, probabilities)
+
+
+class LocalClassifier(Classifier):
+    """An engine of this process, and as many threads as it wants to be called from."""
+
+    def __init__(self, engine: Engine, run: Run) -> None:
+        super().__init__(run)
+        self._engine = engine
+        self._callers = ThreadPoolExecutor(engine.callers, "hyperscene-caller")
+
+    def _begin(self, block: Block) -> list[PendingGroup]:
+        return [self._begin_group(block.pixels, group) for group in block.groups]
+
+    def _begin_group(self, pixels: Pixels, group: int) -> PendingGroup:
+        asked = self._asked(pixels, group)
+        calls = [
+            (tile, self._callers.submit(self._ask, pixels, asked, tile, self._expect(asked, tile)))
+            for tile in asked.tiles
+        ]
+        self._expect_end(group)
+        return PendingGroup(asked, calls)
+
+    def _is_enough(self, pending: Pending) -> bool:
+        return True  # the next block's calls are queued before this one's are awaited
+
+    def _close(self) -> None:
+        self._callers.shutdown(wait=True, cancel_futures=True)
+
+    def _ask(self, pixels: Pixels, asked: AskedGroup, tile: int, milestone: Milestone) -> NDArray[np.float32]:
+        answer = self._answer(pixels, asked, tile)
+        self._progress.reach(milestone)
+        return answer
+
+    def _answer(self, pixels: Pixels, asked: AskedGroup, tile: int) -> NDArray[np.float32]:
+        """From the checkpoint, where it was asked before, or from the network."""
+        if self._run.stop.is_set():
+            raise Cancelled
+        try:
+            answer = self._load(asked, tile)
+            if answer is None:
+                answer = self._ask_network(pixels, asked, tile)
+                if self._run.checkpoint is not None:
+                    self._run.checkpoint.save_answer(asked.group, tile, answer)
+        except OSError as error:
+            raise unwritten(error) from error
+        return answer
+
+    def _ask_network(self, pixels: Pixels, asked: AskedGroup, tile: int) -> NDArray[np.float32]:
+        (top, bottom), (left, right) = self._plan.window_rows(asked.group), self._plan.window_cols(tile)
         window = cut_window(pixels, self._plan.lattice.rows, top, bottom, left, right)
+        cells = self._plan.tile_cells(tile)
+        centers = asked.centers[:, cells][asked.is_asked[:, cells]]
         # A constant number of centres: one shape for the engine, and the same sums whatever is missing.
         filled = np.concatenate([centers, np.repeat(centers[-1:], self._plan.patches_per_tile - len(centers), axis=0)])
         try:
-            with self._clock.stage("network", 1 / self._engine.callers):
+            with self._run.clock.stage("network", 1 / self._engine.callers):
                 answer = self._engine.probabilities(window, filled - np.array([top, left]))[: len(centers)]
         except ServiceError:
             raise
@@ -201,24 +262,35 @@ class Classifier:
             answer = answer[:, half, half].copy()
         return answer
 
-    def _finish(self, block: Block, groups: list[_PendingGroup]) -> AnsweredBlock:
-        return AnsweredBlock(block, [self._gather(group) for group in groups])
 
-    def _gather(self, pending: _PendingGroup) -> Answers:
-        plan, manifest = self._plan, self._manifest
-        shape = (*pending.is_asked.shape, *self._answer_px, manifest.classes)
-        probabilities = np.zeros(shape, np.float32)
-        for tile, call in pending.calls:
-            cells = slice(tile * plan.tile_cols, (tile + 1) * plan.tile_cols)
-            probabilities[:, cells][pending.is_asked[:, cells]] = call.result()
-        return Answers(pending.group, pending.centers, pending.is_asked, probabilities)
+class Crew(ABC):
+    """Engines of other processes, that answer blocks together and all alike."""
+
+    device: str
+    provider: str
+    callers: int  # threads of this process that the rest of the work may take
+    batch: int
+
+    @abstractmethod
+    def classifier(self, run: Run) -> Classifier:
+        """Whoever sends a run's blocks to them."""
 
 
 @dataclass(frozen=True)
-class _PendingGroup:
+class AskedGroup:
+    """A row of tiles: which of its cells the network is asked about."""
+
     group: int
-    centers: NDArray[np.int64]
-    is_asked: NDArray[np.bool_]
+    centers: NDArray[np.int64]  # (cell rows, cell cols, 2)
+    is_asked: NDArray[np.bool_]  # (cell rows, cell cols)
+    tiles: list[int]  # that have a cell that is asked about
+
+
+@dataclass(frozen=True)
+class PendingGroup:
+    """A group whose answers are on their way."""
+
+    asked: AskedGroup
     calls: list[tuple[int, Future[NDArray[np.float32]]]]
 
 

@@ -99,6 +99,10 @@ class Plan:
         """Cells of the lattice that lie above a group."""
         return min(group * self.tile_rows, self.lattice.cell_rows) * self.lattice.cell_cols
 
+    def tile_cells(self, tile: int) -> slice:
+        """A tile's columns of cells; the last tile of a group may reach over the lattice's edge."""
+        return slice(tile * self.tile_cols, (tile + 1) * self.tile_cols)
+
     def window_rows(self, group: int) -> tuple[int, int]:
         """Pixel rows, maybe outside of the scene, that a group's patches cover."""
         top = group * self.group_px

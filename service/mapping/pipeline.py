@@ -21,7 +21,7 @@ from model.bundle import Bundle, Manifest
 from service.errors import OptionsUnusable, OutputUnwritable, StorageFull, unwritten
 from service.mapping.ahead import StageClock, Stop, ahead
 from service.mapping.blend import BLENDS, Blend, Blender, Directions
-from service.mapping.classify import AnsweredBlock, Block, Cancelled, Classifier, Report, read_blocks
+from service.mapping.classify import AnsweredBlock, Block, Cancelled, Crew, LocalClassifier, Report, Run, read_blocks
 from service.mapping.engines import Engine
 from service.mapping.lattice import Lattice, Plan, Strip, plan_mapping
 from service.mapping.rasters import RASTERS, MapWriter, optimise
@@ -77,7 +77,7 @@ class MapOptions:
 def map_scene(
     scene: Scene,
     bundle: Bundle,
-    engine: Engine,
+    engine: Engine | Crew,
     output: Path,
     options: MapOptions,
     report: Report | None = None,
@@ -123,7 +123,9 @@ def map_scene(
     return summary
 
 
-def open_checkpoint(folder: Path, scene: Scene, bundle: Bundle, engine: Engine, options: MapOptions) -> Checkpoint:
+def open_checkpoint(
+    folder: Path, scene: Scene, bundle: Bundle, engine: Engine | Crew, options: MapOptions
+) -> Checkpoint:
     """The strips of an earlier run that would come out the same today; those of any other run are dropped."""
     decisive = (scene.rows, scene.cols, asdict(options), bundle.sha256, engine.provider, engine.batch)
     name = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:16]
@@ -187,7 +189,7 @@ class StripMapper:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | Crew,
         manifest: Manifest,
         plan: Plan,
         blend: Blend,
@@ -222,9 +224,9 @@ class StripMapper:
         return self._map(self._read(source, strips), strips)
 
     def _map(self, blocks: Generator[Block, None, None], strips: Sequence[Strip]) -> Generator[MappedStrip, None, None]:
-        classifier = Classifier(
-            self._engine, self._manifest, self._plan, self._clock, self._report, self._stop, self._checkpoint
-        )
+        run = Run(self._manifest, self._plan, self._clock, self._report, self._stop, self._checkpoint)
+        engine = self._engine
+        classifier = engine.classifier(run) if isinstance(engine, Crew) else LocalClassifier(engine, run)
         answered = ahead(classifier.classify(ahead(blocks, self._stop)), self._stop)
         with one_blas_thread():
             mapped = ahead(self._blend_blocks(answered, strips[0].top), self._stop)

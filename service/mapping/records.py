@@ -21,6 +21,7 @@ from rasterio.warp import transform as transform_points
 
 from model.bundle import Bundle, Manifest
 from service.errors import unwritten
+from service.mapping.classify import Crew
 from service.mapping.engines import Engine
 from service.mapping.footprints import find_footprint
 from service.mapping.grids import is_near
@@ -122,7 +123,7 @@ def legend(manifest: Manifest) -> list[tuple[int, str, str]]:
 
 
 def make_summary(
-    scene: Scene, bundle: Bundle, engine: Engine, tally: Tally, warnings: list[str], settings: dict[str, Any]
+    scene: Scene, bundle: Bundle, engine: Engine | Crew, tally: Tally, warnings: list[str], settings: dict[str, Any]
 ) -> dict[str, Any]:
     """What was mapped, with what, and what came out."""
     manifest = bundle.manifest
