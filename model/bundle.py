@@ -113,11 +113,16 @@ def load_bundle(path: Path) -> Bundle:
         content = Path(path).read_bytes()
     except OSError as error:
         raise BundleRefused(f"the bundle {path} cannot be read: {error.strerror}") from error
-    session = open_session(content, Path(path).name)
-    manifest = _read_manifest(session, content, Path(path).name)
-    _check_graph(session, manifest, Path(path).name)
-    bundle = Bundle(Path(path), manifest, hashlib.sha256(content).hexdigest(), content, session)
-    replay_check(bundle.probabilities, manifest, Path(path).name)
+    return parse_bundle(content, Path(path))
+
+
+def parse_bundle(content: bytes, path: Path) -> Bundle:
+    """Validate and self-check a bundle's bytes, which came from `path`."""
+    session = open_session(content, path.name)
+    manifest = _read_manifest(session, content, path.name)
+    _check_graph(session, manifest, path.name)
+    bundle = Bundle(path, manifest, hashlib.sha256(content).hexdigest(), content, session)
+    replay_check(bundle.probabilities, manifest, path.name)
     return bundle
 
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "demo": Command("serve, map a synthetic scene, and show what came of it", "cpu"),
     "classify": Command("map a scene: classes, probabilities, confidence", "cpu"),
     "serve": Command("run the service: POST a scene, get a map", "cpu"),
+    "worker": Command("lend this machine to a cluster that maps for a service", "cpu,cluster"),
     "inspect": Command("show what is understood of a scene or a bundle", "cpu"),
     "bench": Command("measure this machine's speed, interleaved, as ratios", "cpu"),
     "synth": Command("make a synthetic georeferenced scene with a known truth", "cpu"),

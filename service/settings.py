@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ByteSize, Field, SecretStr, field_validator
+from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.mapping.engines import DEVICES
@@ -62,6 +63,17 @@ class Settings(BaseSettings):
     stall_s: float = Field(900, gt=0, description="silence of the network after which a worker is ended, in seconds")
     stop_s: float = Field(8, gt=0, description="longest shutdown, in seconds")
 
+    cluster: str | None = Field(
+        None, description="scheduler of a Dask cluster that computes, tcp://HOST:PORT or tls://HOST:PORT (none)"
+    )
+    cluster_jobs: int = Field(2, gt=0, description="jobs that share the cluster at a time, a count")
+    cluster_memory_bytes: ByteSize = Field(
+        ByteSize(10**9), gt=0, description="pixels that one job has under way in the cluster, in bytes"
+    )
+    cluster_ca: Path | None = Field(None, description="certificate of the cluster's authority, for tls:// (none)")
+    cluster_cert: Path | None = Field(None, description="certificate to show to the cluster, for tls:// (none)")
+    cluster_key: Path | None = Field(None, description="private key of that certificate, for tls:// (none)")
+
     api_keys: Secrets = Field((), description="keys that may use the service, with commas between (everybody may)")
     cors_origins: Words = Field((), description="web origins that may read answers, with commas between (none)")
     public_url: str | None = Field(None, description="address that links begin with (that of the request)")
@@ -90,6 +102,12 @@ class Settings(BaseSettings):
             if kind not in DEVICES or (number and (kind not in ("cuda", "tensorrt") or not number.isdigit())):
                 raise ValueError(f"must be some of {', '.join(DEVICES)}, a GPU's number after a colon; not {device}")
         return value
+
+    @model_validator(mode="after")
+    def _names_a_cluster(self) -> Settings:
+        files = (self.cluster_ca, self.cluster_cert, self.cluster_key)
+        check_scheduler(self.cluster, files)
+        return self
 
     @field_validator("public_url")
     @classmethod
@@ -134,6 +152,19 @@ class Settings(BaseSettings):
     def strips_folder(self, job_id: str) -> Path:
         """Where a job's finished strips lie."""
         return self.job_folder(job_id) / "strips"
+
+
+def check_scheduler(address: str | None, files: tuple[Path | None, Path | None, Path | None]) -> None:
+    """Refuse an address that is none, and encryption with half of its files."""
+    if address is not None and not re.fullmatch(r"(tcp|tls)://[^/\s]+:\d{1,5}", address):
+        raise ValueError(f"the scheduler is given as tcp://HOST:PORT or tls://HOST:PORT, not {address}")
+    if (address or "").startswith("tls:") and None in files:
+        raise ValueError("tls:// needs the certificate of an authority, a certificate and its key")
+    if (address or "").startswith("tcp:") and any(files):
+        raise ValueError("certificates are given, and tcp:// would not be encrypted: use tls://")
+    for file in files:
+        if file is not None and not file.is_file():
+            raise ValueError(f"there is no file {file}")
 
 
 def child_environment() -> dict[str, str]:

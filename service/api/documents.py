@@ -112,6 +112,15 @@ class ProcessList(Document):
     links: list[Link]
 
 
+class Happening(Document):
+    """Something that befell a job."""
+
+    model_config = shown_as(examples.HAPPENING)
+
+    time: datetime
+    text: str
+
+
 class StatusInfo(Document):
     """A job: OGC's fields, and ours."""
 
@@ -139,6 +148,7 @@ class StatusInfo(Document):
     provider: str | None = Field(None, description="what ran the network")
     resumes: int = Field(description="how often the work was taken up again after a stop")
     seconds: dict[str, float] | None = Field(None, description="by stage, of the last run")
+    history: list[Happening] = Field([], description="workers that were lost, and what else befell the job")
     problem: Problem | None = Field(None, description="why the job failed")
     links: list[Link]
 
@@ -312,6 +322,7 @@ def status_of(job: JobRecord, base: str) -> StatusInfo:
         provider=job.provider,
         resumes=job.resumes,
         seconds=job.seconds or None,
+        history=[Happening(time=_moment(past["time"]), text=past["text"]) for past in job.history],
         problem=problem_of(job_error(job)) if job.status == "failed" else None,
         links=links,
     )

@@ -70,6 +70,10 @@ PROCESS_DESCRIPTION: Example = PROCESS_SUMMARY | {
 }
 PROCESS_LIST: Example = {"processes": [PROCESS_SUMMARY], "links": [link("/processes", "self")]}
 
+HAPPENING: Example = {
+    "time": "2026-01-31T12:00:04.750000Z",
+    "text": "worker node-3 was lost with rows 320 to 351 under way, sent again",
+}
 STATUS_INFO: Example = {
     "jobID": ID,
     "processID": "classify-scene",
@@ -90,6 +94,7 @@ STATUS_INFO: Example = {
     "device": "cpu",
     "provider": "ONNX Runtime 1.20.0 CPUExecutionProvider",
     "resumes": 0,
+    "history": [HAPPENING],
     "links": [
         link(f"/jobs/{ID}", "self", title="this job"),
         link(f"/jobs/{ID}/events", "monitor", "text/event-stream", title="progress as it happens"),

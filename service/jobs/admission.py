@@ -34,7 +34,7 @@ from service.jobs.store import Store
 from service.jobs.supervisor import Supervisor
 from service.jobs.views import Views
 from service.mapping.blend import BLENDS, Blend
-from service.mapping.pipeline import STRIDES, MapOptions
+from service.mapping.pipeline import STRIDES, TALLEST_STRIP_PX, MapOptions
 from service.mapping.scenes import ENVI_SUFFIXES, FORMATS, TIFF_MAGIC
 from service.mapping.strips import PROBABILITY_TYPES, ProbabilityType
 from service.mapping.view import match_manifest
@@ -43,6 +43,7 @@ from service.settings import Settings
 log = logging.getLogger("hyperscene.admission")
 
 LONGEST_NAME = 255
+SHARED_STRIP_PX = 32  # strips that several machines share are short: there are some for everybody
 # What a caller may choose from.
 CHOICES: dict[str, tuple[Any, ...]] = {"stride_px": STRIDES, "blend": BLENDS, "probability_type": PROBABILITY_TYPES}
 MATCHES = {
@@ -234,7 +235,8 @@ class Admission:
         model = self._models.find(request.model)
         match_model(scene, model)
         options = MapOptions(request.stride_px, request.blend, request.probability_type, self._settings.strip_px)
-        return model, options.settled(model.manifest, scene.document["cols"])
+        tallest_px = SHARED_STRIP_PX if self._settings.cluster else TALLEST_STRIP_PX
+        return model, options.settled(model.manifest, scene.document["cols"], tallest_px)
 
     def submit(
         self,

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 Status = Literal["accepted", "running", "successful", "failed", "dismissed"]
 FINISHED: tuple[Status, ...] = ("successful", "failed", "dismissed")
-JSON_COLUMNS = {"document", "options", "seconds", "execution"}
+JSON_COLUMNS = {"document", "options", "seconds", "execution", "history"}
 
 Record = TypeVar("Record")
 
@@ -71,6 +71,7 @@ class JobRecord:
     execution: dict[str, Any] = field(default_factory=dict)  # what OGC's execution asked for: outputs and response
     idempotency_key: str | None = None
     request_id: str | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)  # what happened to it: a time and a sentence each
 
     @property
     def is_finished(self) -> bool:

@@ -26,6 +26,7 @@ from service.jobs.records import (
 
 MOST_DEATHS = 3
 MOST_CRASHES = 6
+KEPT_HISTORY = 100
 
 # One step for each version of the file; a new version appends a step, and older files are brought up at start.
 MIGRATIONS = (
@@ -53,6 +54,7 @@ MIGRATIONS = (
     );
     CREATE TABLE counts (name TEXT NOT NULL, labels TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (name, labels));
     """,
+    "ALTER TABLE jobs ADD COLUMN history TEXT NOT NULL DEFAULT '[]';",
 )
 PROBE_S = 2.0
 # Upper ends of the histograms' buckets, in seconds.
@@ -251,6 +253,12 @@ class Store:
             if self._is_held(db, job):
                 _update(db, job.id, device=device, provider=provider)
 
+    def add_history(self, job: JobRecord, texts: list[str]) -> None:
+        """What happened to the job, for whoever asks; the latest ones are kept."""
+        with self.transaction() as db:
+            if self._is_held(db, job):
+                _tell(db, self._in(db, job.id), *texts)
+
     def release(self, job: JobRecord) -> None:
         """Give a job back, to go on later."""
         with self.transaction() as db:
@@ -337,6 +345,7 @@ class Store:
                 self._end_failed(db, job, error, keep_s)
                 failed.append(job)
             else:
+                _tell(db, job, f"{victim} {job.worker or ''} died: the job goes on from its finished strips")
                 counts = {"deaths": 0, "crashes": 0} if has_moved else {}
                 _update(
                     db, job.id, status="accepted", token=None, lease_until=None, worker=None, seconds_left=None,
@@ -464,6 +473,12 @@ def _update(db: sqlite3.Connection, job_id: str, **changes: Any) -> None:
     changes["updated"] = time.time()
     assignments = ", ".join(f"{name} = ?" for name in changes)
     db.execute(f"UPDATE jobs SET {assignments}, version = version + 1 WHERE id = ?", (*changes.values(), job_id))
+
+
+def _tell(db: sqlite3.Connection, job: JobRecord, *texts: str) -> None:
+    """Add to what happened to a job."""
+    fresh = [{"time": time.time(), "text": text} for text in texts]
+    _update(db, job.id, history=json.dumps([*job.history, *fresh][-KEPT_HISTORY:]))
 
 
 def _count(db: sqlite3.Connection, name: str, labels: Mapping[str, str], amount: float) -> None:

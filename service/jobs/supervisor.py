@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from service.jobs.devices import CLUSTER
 from service.jobs.disk import drop_job
 from service.jobs.models import Models
 from service.jobs.store import Store, insist
@@ -47,6 +48,11 @@ def plan_slots(devices: tuple[str, ...], threads: int) -> list[Slot]:
     ]
 
 
+def cluster_slots(jobs: int) -> list[Slot]:
+    """A slot for each job that shares the cluster."""
+    return [Slot(f"{CLUSTER}-{place}", CLUSTER, 0) for place in range(jobs)]
+
+
 class Supervisor:
     """Keeps the workers alive; a thread for each waits for its end."""
 
@@ -57,7 +63,9 @@ class Supervisor:
         self._is_stopping = threading.Event()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._threads: list[threading.Thread] = []
-        self.slots = plan_slots(settings.devices, settings.threads)
+        self.slots = (
+            cluster_slots(settings.cluster_jobs) if settings.cluster else plan_slots(settings.devices, settings.threads)
+        )
 
     def start(self) -> None:
         """Start every worker."""

@@ -17,14 +17,14 @@ from pathlib import Path
 from shutil import disk_usage, rmtree
 from typing import Any
 
-from model.bundle import Bundle, BundleRefused, load_bundle
+from model.bundle import BundleRefused
 from service import logs
 from service.errors import InferenceFailed, InternalError, NotReady, ServiceError, StorageFull, unwritten
+from service.jobs.devices import CLUSTER, Devices, open_device
 from service.jobs.disk import drop_job, drop_work, flush, flush_folder
 from service.jobs.records import JobRecord, WorkerRecord
-from service.jobs.store import Store, StoreBusy, insist
+from service.jobs.store import MOST_DEATHS, Store, StoreBusy, insist
 from service.mapping.classify import Cancelled
-from service.mapping.engines import Device, Engine, make_engine
 from service.mapping.pipeline import MapOptions, map_scene
 from service.mapping.scenes import open_scene
 from service.settings import Settings
@@ -34,7 +34,6 @@ log = logging.getLogger("hyperscene.worker")
 IDLE_S = 1.0  # between looks at the queue; the server wakes a worker when there is something
 BEAT_S = 0.5
 RETRY_S = 10.0  # between attempts to get a device that is not there
-KEPT_ENGINES = 4
 STANDARD_INPUT = 0
 MARK_NAME, MARK = "mark", struct.Struct("<qq")
 STUCK = 3  # the exit code of a worker that hangs
@@ -59,6 +58,10 @@ class Progress:
         self.done, self.total = max(done, self.done), total
         if self._mark is not None:
             self._mark.set(self._run)
+
+    def excuse(self) -> None:
+        """Nothing can move right now, and that is known."""
+        self._moved = time.monotonic()
 
     @property
     def quiet_s(self) -> float:
@@ -112,7 +115,8 @@ class Worker:
         self._threads = threads
         self._bundles = bundles
         self._store = Store(settings.database)
-        self._engines: dict[str, tuple[Bundle, Engine]] = {}
+        self._devices: Devices | None = None
+        self._notes: list[str] = []  # about the job at hand, that are not in the store yet
         self._state = WorkerRecord(name, device, os.getpid(), "starting", None, None, time.time())
         self._is_stopping = threading.Event()
         self._is_woken = threading.Event()
@@ -136,9 +140,10 @@ class Worker:
         """Work until told to stop."""
         threading.Thread(target=self._beat_forever, name="hyperscene-heartbeat", daemon=True).start()
         threading.Thread(target=self._breathe_forever, name="hyperscene-breath", daemon=True).start()
-        while not self._is_stopping.is_set() and not self._is_ready(default_model):
-            self._is_stopping.wait(RETRY_S)
         while not self._is_stopping.is_set():
+            if self._state.state != "ready" and not self._is_ready(default_model):
+                self._is_stopping.wait(RETRY_S if self._device != CLUSTER else IDLE_S)
+                continue
             job = self._claim()
             if job is None:
                 self._is_woken.wait(IDLE_S)
@@ -154,27 +159,19 @@ class Worker:
     def _is_ready(self, model: str) -> bool:
         """Whether the device runs the bundle and gives its own answers; otherwise everybody can read why not."""
         try:
-            _, engine = self._engine(model)
+            if self._devices is None:
+                self._devices = open_device(self._settings, self._device, self._threads, self._bundles)
+            device, provider = self._devices.check(model)
         except (ServiceError, BundleRefused) as error:
+            if self._state.reason != str(error):
+                log.error("not ready: %s", error, extra={"worker": self._name, "device": self._device})
             failed = replace(self._state, state="failed", reason=str(error))
             self._insist(lambda: self._tell(failed))
-            log.error("not ready: %s", error, extra={"worker": self._name, "device": self._device})
             return False
-        ready = replace(self._state, state="ready", provider=engine.provider, device=engine.device, reason=None)
+        ready = replace(self._state, state="ready", provider=provider, device=device, reason=None)
         self._insist(lambda: self._tell(ready))
-        log.info("ready on %s", engine.provider, extra={"worker": self._name, "device": engine.device})
+        log.info("ready on %s", provider, extra={"worker": self._name, "device": device})
         return True
-
-    def _engine(self, model: str) -> tuple[Bundle, Engine]:
-        if model not in self._bundles:
-            raise NotReady(f"the model {model} is no longer served: send the scene again with another one")
-        if model not in self._engines:
-            while len(self._engines) >= KEPT_ENGINES:
-                self._engines.pop(next(iter(self._engines)))
-            bundle = load_bundle(self._bundles[model])
-            kind: Device = self._device.partition(":")[0]  # type: ignore[assignment]
-            self._engines[model] = bundle, make_engine(bundle, kind, self._threads, self._settings.batch)
-        return self._engines[model]
 
     def _claim(self) -> JobRecord | None:
         if disk_usage(self._settings.data).free < self._settings.min_free_bytes:
@@ -188,6 +185,7 @@ class Worker:
         log.info("started" if job.resumes == 0 else "resumed", extra={"worker": self._name})
         self._cancelled.clear()
         self._progress = Progress(job.cells_done, job.cells_total)
+        self._notes = []
         self._job = job
         if self._is_stopping.is_set():
             self._cancelled.set()
@@ -204,7 +202,8 @@ class Worker:
         if scene_record is None:
             raise InternalError(f"the scene of job {job.id} is gone: send it again")
         scene = open_scene(settings.scene_folder(scene_record.id) / scene_record.file, settings.limits)
-        bundle, engine = self._engine(job.model)
+        assert self._devices is not None
+        bundle, engine = self._devices.take(job.model, self._note, self._cancelled.is_set)
         self._insist(lambda: self._store.note_provider(job, engine.device, engine.provider))
         # An attempt of its own: a worker that lost the job and does not know it yet writes elsewhere.
         attempt = settings.job_folder(job.id) / f"attempt-{job.token}"
@@ -224,6 +223,7 @@ class Worker:
                 self._progress.report, self._cancelled, settings.strips_folder(job.id), job.id,
             )  # fmt: skip
         flush_folder(attempt)
+        self._insist(lambda: self._tell_notes(job))
         with suppress(ServiceError):  # a job may be over before the heart beats
             self._beat()
         if not self._insist(lambda: self._succeed(job, summary, attempt)):
@@ -253,6 +253,7 @@ class Worker:
             self._leave(job, current)
             return
         refusal = self._refusal(job, error)
+        self._insist(lambda: self._tell_notes(job))
         log.warning("failed: %s", refusal, extra={"worker": self._name, "code": refusal.code})
         # The disk is freed first: the store may need the room to say that there was none.
         rmtree(self._settings.job_folder(job.id), ignore_errors=True)
@@ -303,16 +304,44 @@ class Worker:
     def _beat(self) -> None:
         job, progress = self._job, self._progress
         if job is not None:
+            self._tell_notes(job)
             is_ours = self._store.renew(
                 job, self._settings.lease_s, progress.done, progress.total, progress.seconds_left
             )
             if not is_ours and self._job is job:
                 self._cancelled.set()
-            if progress.quiet_s > self._settings.stall_s:
-                log.error("stuck for %.0f s: ending", progress.quiet_s, extra={"worker": self._name, "job_id": job.id})
-                os._exit(STUCK)
+            self._end_if_stuck(job, progress)
+        self._tell_trouble()
         if time.time() - self._state.heartbeat > min(4 * BEAT_S, self._settings.lease_s / 4):
             self._tell(self._state)
+
+    def _end_if_stuck(self, job: JobRecord, progress: Progress) -> None:
+        # A cluster looks after its own: a strip may be tried by several workers, one after the other.
+        patience_s = self._settings.stall_s * (1 if self._device != CLUSTER else 1 + MOST_DEATHS)
+        if self._devices is not None and self._devices.trouble is not None:
+            progress.excuse()
+        elif progress.quiet_s > patience_s:
+            log.error("stuck for %.0f s: ending", progress.quiet_s, extra={"worker": self._name, "job_id": job.id})
+            os._exit(STUCK)
+
+    def _note(self, text: str) -> None:
+        """Remember what happened to the job at hand; by any thread."""
+        self._notes.append(text)
+
+    def _tell_notes(self, job: JobRecord) -> None:
+        count = len(self._notes)
+        if count:
+            self._store.add_history(job, self._notes[:count])
+            del self._notes[:count]
+
+    def _tell_trouble(self) -> None:
+        """A cluster may be lost, and come back: nobody is sent to a worker that cannot compute."""
+        if self._devices is None or self._state.state == "starting":
+            return
+        trouble = self._devices.trouble
+        if self._state.state == "ready" and trouble is not None:
+            log.error("not ready: %s", trouble, extra={"worker": self._name})
+            self._tell(replace(self._state, state="failed", reason=trouble))
 
 
 def _obey(worker: Worker) -> None:

@@ -95,5 +95,9 @@ class StageClock:
         try:
             yield
         finally:
-            with self._lock:
-                self.seconds[name] = self.seconds.get(name, 0.0) + share * (time.perf_counter() - began)
+            self.add(name, share * (time.perf_counter() - began))
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count time that was measured elsewhere."""
+        with self._lock:
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds

@@ -33,6 +33,7 @@ from service.mapping.view import PixelSource, SceneView, sample_pixels, unit_war
 STRIDES = (1, 2, 4, 8, 16)
 # A strip's pixels as float32. Some eight strips are in the pipeline at once, as pixels, directions or copies.
 STRIP_BYTES = 64 << 20
+TALLEST_STRIP_PX = 128
 RESULTS = (*RASTERS, "classes.qml", "preview.png", "summary.json", "item.json")
 
 
@@ -45,7 +46,7 @@ class MapOptions:
     probability_type: ProbabilityType = "uint8"
     strip_px: int = 0
 
-    def settled(self, manifest: Manifest, cols: int) -> MapOptions:
+    def settled(self, manifest: Manifest, cols: int, tallest_px: int = TALLEST_STRIP_PX) -> MapOptions:
         """The same options with everything chosen, or a refusal."""
         # A patch reaches half its side from its centre, which may lie anywhere in its cell; a `token` patch is pinned.
         widest = manifest.patch_px if manifest.head == "token" else manifest.patch_px // 2
@@ -70,7 +71,7 @@ class MapOptions:
             raise OptionsUnusable(f"a strip's height must be 1 pixel or more, not {self.strip_px}")
         # A `token` patch has a vote for each of its pixels, so many for every cell of the lattice.
         votes = (manifest.patch_px // stride_px) ** 2 if manifest.head == "token" and self.blend != "none" else 1
-        strip_px = self.strip_px or _strip_px(cols * 4 * (manifest.bands + votes * manifest.classes))
+        strip_px = self.strip_px or _strip_px(cols * 4 * (manifest.bands + votes * manifest.classes), tallest_px)
         return MapOptions(stride_px, self.blend, self.probability_type, strip_px)
 
 
@@ -303,9 +304,9 @@ def one_blas_thread() -> Generator[None, None, None]:
                 _blas_limits.restore_original_limits()
 
 
-def _strip_px(row_bytes: int) -> int:
-    """Rows of a strip that keep to STRIP_BYTES: 16 to 128, so that small scenes have strips to overlap, too."""
-    return int(np.clip(STRIP_BYTES // row_bytes // 16 * 16, 16, 128))
+def _strip_px(row_bytes: int, tallest_px: int) -> int:
+    """Rows of a strip that keep to STRIP_BYTES: 16 and more, but so few that small scenes have strips to overlap."""
+    return int(np.clip(STRIP_BYTES // row_bytes // 16 * 16, 16, tallest_px))
 
 
 def _band_warnings(view: SceneView, manifest: Manifest) -> list[str]:

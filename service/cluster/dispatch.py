@@ -1,0 +1,229 @@
+"""Dispatch: questions go to whoever is free; those of a worker that died go to another one, and some come to an end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+
+from service.cluster.members import Member, Work
+from service.cluster.roster import Roster, SchedulerLost
+from service.cluster.tasks import Answer, Missing, Refused, answer_question, stop_run
+from service.errors import InferenceFailed, in_words
+from service.mapping.classify import Cancelled
+
+log = logging.getLogger("hyperscene.cluster")
+
+LOOK_EVERY_S = 0.3
+LANES = 2  # questions a worker has at a time: while one is answered, the next is on its way
+MOST_FAILURES = 3
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One job's mapping, for as long as it lasts."""
+
+    run_id: str
+    sha256: str
+    provider: str
+    note: Note  # what happened, for the job's record
+    is_over: Callable[[], bool]
+    answered: Counter[str] = field(default_factory=Counter)  # strips by worker
+    refused: set[str] = field(default_factory=set)  # workers that were noted
+
+
+class Dispatcher:
+    """Keeps a roster's workers busy; to be used in one event loop."""
+
+    def __init__(self, roster: Roster, stall_s: float) -> None:
+        self._roster = roster
+        self._stall_s = stall_s
+        self._assignment: Assignment | None = None
+        self._waiting: deque[Work] = deque()
+        self._is_wanted = asyncio.Event()  # something is wrong: look now
+        self._background: set[asyncio.Task[None]] = set()
+
+    def begin(self, assignment: Assignment) -> None:
+        """From now on, questions of this job are sent."""
+        self._assignment = assignment
+
+    def enqueue(self, work: Work) -> None:
+        """One more question."""
+        if self._assignment is None:
+            work.answer.set_exception(Cancelled())
+        else:
+            self._waiting.append(work)
+            self._fill()
+
+    def end(self) -> None:
+        """The job is over: what is not answered yet is not wanted any more."""
+        assignment, self._assignment = self._assignment, None
+        if assignment is None:
+            return
+        members = [member for member in self._roster.members.values() if member.in_flight]
+        unanswered = [*self._waiting, *(work for member in members for work in member.in_flight)]
+        self._waiting.clear()
+        for member in members:
+            member.in_flight.clear()
+        for work in unanswered:
+            self._let_go(work)
+            work.answer.set_exception(Cancelled())
+        if members:
+            self._start(self._roster.tell(members, stop_run, assignment.run_id))
+        if assignment.answered:
+            shares = ", ".join(f"{name} {count}" for name, count in sorted(assignment.answered.items()))
+            assignment.note(f"strips by worker: {shares}")
+
+    async def watch_forever(self) -> None:
+        """Look at the cluster, over and over, and put right what can be."""
+        while True:
+            try:
+                await self._watch()
+            except SchedulerLost as error:
+                await self._lose_scheduler(str(error))
+            except Exception:
+                log.exception("the cluster could not be looked at")
+            try:
+                await asyncio.wait_for(self._is_wanted.wait(), LOOK_EVERY_S)
+            except TimeoutError:
+                continue
+            self._is_wanted.clear()
+
+    async def _watch(self) -> None:
+        if self._assignment is not None and self._assignment.is_over():
+            self.end()
+        if not self._roster.is_connected:
+            if self._roster.members:
+                raise SchedulerLost("the connection broke")
+            if await self._roster.connect():
+                self._note(f"connected with {self._roster.address}")
+        else:
+            for member in await self._roster.look():
+                await self._lose(member)
+            for member in list(self._roster.members.values()):
+                self._look_after(member)
+        self._fill()
+
+    async def _lose_scheduler(self, reason: str) -> None:
+        """Nobody is to blame; everything under way is sent again when there is a scheduler."""
+        count = 0
+        for member in self._roster.members.values():
+            count += len(member.in_flight)
+            self._take_back(member)
+        self._note(f"the scheduler was lost ({reason}) with {count} strips under way, which are sent again")
+        await self._roster.disconnect()
+
+    async def _lose(self, member: Member) -> None:
+        if not member.in_flight:
+            return
+        is_leaving = await self._roster.is_leaving(member)
+        what = "was stopped" if is_leaving else "was lost"
+        self._note(f"worker {member.name} {what} with {_list(member.in_flight)} under way, sent again")
+        self._take_back(member, None if is_leaving else f"worker {member.name} was lost")
+
+    def _look_after(self, member: Member) -> None:
+        for work in [work for work in member.in_flight if work.trouble is not None]:
+            self._note(f"worker {member.name} failed at {work}, sent again: {work.trouble}")
+            member.in_flight.remove(work)
+            self._send_again(work, f"worker {member.name} failed: {work.trouble}")
+            _promote(member)
+        head = member.in_flight[0] if member.in_flight else None
+        if head is not None and head.began is not None and time.monotonic() - head.began > self._stall_s:
+            silence = f"worker {member.name} did not answer for {in_words(self._stall_s)}"
+            self._note(f"{silence} with {_list(member.in_flight)} under way, sent again; the worker is restarted")
+            self._take_back(member, silence)
+            self._start(self._roster.restart(member))
+
+    def _take_back(self, member: Member, blame: str | None = None) -> None:
+        """Send a worker's questions to others; the one that it was at bears the blame."""
+        for work in reversed([*member.in_flight]):
+            self._send_again(work, blame if work.began is not None else None)
+        member.in_flight.clear()
+
+    def _send_again(self, work: Work, blame: str | None) -> None:
+        self._let_go(work)
+        work.began = work.trouble = None
+        if blame is not None:
+            work.failures.append(blame)
+        if len(work.failures) < MOST_FAILURES:
+            self._waiting.appendleft(work)
+            return
+        work.answer.set_exception(
+            InferenceFailed(
+                f"{work} of the scene ended {MOST_FAILURES} workers ({'; '.join(work.failures)}): crop the scene "
+                "there, or report the job's id"
+            )
+        )
+
+    def _fill(self) -> None:
+        """Give everybody who has room a question."""
+        if self._assignment is None:
+            return
+        sha256, provider = self._assignment.sha256, self._assignment.provider
+        fit = [member for member in self._roster.members.values() if member.is_fit(sha256, provider)]
+        for member in self._roster.members.values():
+            refusal = member.refusal(sha256, provider)
+            if refusal and member.name not in self._assignment.refused:
+                self._assignment.refused.add(member.name)
+                self._note(f"worker {member.name} is not used: {refusal}")
+        while self._waiting and fit:
+            member = min(fit, key=lambda member: len(member.in_flight))
+            if len(member.in_flight) >= LANES:
+                return
+            work = self._waiting.popleft()
+            member.in_flight.append(work)
+            _promote(member)
+            work.sending = asyncio.create_task(self._send(member, work))
+
+    async def _send(self, member: Member, work: Work) -> None:
+        assignment = self._assignment
+        try:
+            question = await self._roster.send(member, work.question)
+            found = await self._roster.call(member, answer_question, question)
+        except Exception as error:  # of the worker, of the network, of Dask: the watch finds out what it was
+            work.trouble = error
+            self._is_wanted.set()
+            return
+        if assignment is None or self._assignment is not assignment:
+            return
+        member.in_flight.remove(work)
+        _promote(member)
+        if isinstance(found, Answer):
+            assignment.answered[member.name] += 1
+            work.answer.set_result(found)
+        elif isinstance(found, Missing):
+            self._roster.forget_bundle(member, assignment.sha256)
+            self._send_again(work, None)
+        else:
+            work.answer.set_exception(found.error if isinstance(found, Refused) else TypeError(found))
+        self._fill()
+
+    def _let_go(self, work: Work) -> None:
+        if work.sending is not None:
+            work.sending.cancel()
+            work.sending = None
+
+    def _start(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _note(self, text: str) -> None:
+        log.warning("%s", text)
+        if self._assignment is not None:
+            self._assignment.note(text)
+
+
+def _promote(member: Member) -> None:
+    """A worker's first question is the one that it is at."""
+    if member.in_flight and member.in_flight[0].began is None:
+        member.in_flight[0].began = time.monotonic()
+
+
+def _list(works: deque[Work]) -> str:
+    return " and ".join(map(str, works))

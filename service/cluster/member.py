@@ -1,0 +1,112 @@
+"""A worker's life: a nanny joins the cluster, keeps a process at work, and joins again when the scheduler is back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import dask
+from distributed import Nanny
+from distributed.core import Status
+
+from service.cluster.members import CPU, GPU
+from service.cluster.roster import LEAVING, security_of
+from service.cluster.tasks import Equipment, tag
+from service.mapping.gpu import PROVIDERS
+
+log = logging.getLogger("hyperscene.worker")
+
+RETRY_S = 1.0
+JOIN_S = 10.0
+LEAVE_S = 2.0
+LOOK_EVERY_S = 0.2
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Whom a worker joins, with what, and how it is reached."""
+
+    scheduler: str
+    equipment: Equipment
+    name: str | None = None
+    host: str | None = None
+    port: str | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """The tags that others know the worker by."""
+        return {tag(): 1, GPU if self.equipment.device in PROVIDERS else CPU: 1}
+
+    def nanny(self) -> Nanny:
+        """Whoever keeps a process at work: one that dies, or hangs, is followed by another."""
+        return Nanny(
+            self.scheduler,
+            name=self.name or f"{socket.gethostname()}-{os.getpid()}",
+            nthreads=1,  # one question at a time: its engine has threads of its own
+            resources=self.resources,
+            memory_limit=0,  # questions are few and of a known size; spilling them to disk would only be slow
+            host=self.host,
+            worker_port=self.port or 0,
+            security=security_of(self.ca, self.cert, self.key),
+            env=self.equipment.to_variable(),
+            death_timeout=JOIN_S,
+        )
+
+
+async def lend(membership: Membership) -> None:
+    """Work for the cluster until SIGTERM or Ctrl-C."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    # One process a worker is plenty, and what it is asked never waits for a page in a browser.
+    dask.config.set({"distributed.worker.daemon": True, "distributed.nanny.pre-spawn-environ": {}})
+    was_told = False
+    while not stopped.is_set():
+        try:
+            await _join_once(membership, stopped)
+            was_told = False
+        except Exception as error:  # the scheduler is not there (yet)
+            if not was_told:
+                log.warning("cannot join %s (%s): trying again", membership.scheduler, error)
+            was_told = True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), RETRY_S)
+
+
+async def _join_once(membership: Membership, stopped: asyncio.Event) -> None:
+    nanny = membership.nanny()
+    joining = asyncio.ensure_future(nanny.start())
+    leaving = asyncio.ensure_future(stopped.wait())
+    try:
+        await asyncio.wait((joining, leaving), timeout=JOIN_S, return_when=asyncio.FIRST_COMPLETED)
+        if not joining.done():
+            raise TimeoutError(f"{membership.scheduler} does not answer")
+        await joining
+        log.info("joined %s as %s", membership.scheduler, nanny.worker_address)
+        while nanny.status in (Status.running, Status.init, Status.starting) and not stopped.is_set():
+            await asyncio.sleep(LOOK_EVERY_S)
+        if stopped.is_set():
+            await _say_goodbye(nanny)
+        else:
+            log.warning("the scheduler %s was lost", membership.scheduler)
+    finally:
+        joining.cancel()
+        leaving.cancel()
+        with suppress(Exception):
+            await nanny.close(timeout=LEAVE_S)
+
+
+async def _say_goodbye(nanny: Nanny) -> None:
+    """Tell that this is no accident, so that no strip is blamed for it."""
+    with suppress(Exception):
+        told = nanny.scheduler.set_metadata(keys=[LEAVING, nanny.worker_address], value=True)
+        await asyncio.wait_for(told, LEAVE_S)
