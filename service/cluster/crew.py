@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from model.bundle import Bundle
 from service.cluster.dispatch import Assignment, Dispatcher, Note
 from service.cluster.members import Work
-from service.cluster.roster import Roster
+from service.cluster.roster import Roster, adopt_logs
 from service.cluster.tasks import Answer, Question, Ready
 from service.errors import unwritten
 from service.mapping.classify import Block, Cancelled, Classifier, Crew, Milestone, Pending, PendingGroup, Run
@@ -32,6 +32,7 @@ class Cluster:
     """A cluster for one job at a time, spoken to by a thread of its own; several jobs have a connection each."""
 
     def __init__(self, settings: Settings) -> None:
+        adopt_logs()
         self.memory_bytes = int(settings.cluster_memory_bytes)
         self._loop = asyncio.new_event_loop()
         self._roster = Roster(settings)

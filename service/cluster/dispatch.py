@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 from service.cluster.members import Member, Work
-from service.cluster.roster import Roster, SchedulerLost
-from service.cluster.tasks import Answer, Missing, Refused, answer_question, stop_run
+from service.cluster.roster import Roster, SchedulerLost, answer_aloud
+from service.cluster.tasks import Answer, Missing, Refused, stop_run
 from service.errors import InferenceFailed, in_words
 from service.mapping.classify import Cancelled
 
@@ -124,7 +124,10 @@ class Dispatcher:
         is_leaving = await self._roster.is_leaving(member)
         what = "was stopped" if is_leaving else "was lost"
         self._note(f"worker {member.name} {what} with {_list(member.in_flight)} under way, sent again")
-        self._take_back(member, None if is_leaving else f"worker {member.name} was lost")
+        # Another job's question may have been before ours.
+        begun = await self._roster.last_begun(member)
+        is_ours = begun is None or any(work.id == begun for work in member.in_flight)
+        self._take_back(member, f"worker {member.name} was lost" if is_ours and not is_leaving else None)
 
     def _look_after(self, member: Member) -> None:
         for work in [work for work in member.in_flight if work.trouble is not None]:
@@ -184,7 +187,7 @@ class Dispatcher:
         assignment = self._assignment
         try:
             question = await self._roster.send(member, work.question)
-            found = await self._roster.call(member, answer_question, question)
+            found = await self._roster.call(member, answer_aloud, question, work.id)
         except Exception as error:  # of the worker, of the network, of Dask: the watch finds out what it was
             work.trouble = error
             self._is_wanted.set()

@@ -11,12 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import dask
 from distributed import Nanny
 from distributed.core import Status
 
 from service.cluster.members import CPU, GPU
-from service.cluster.roster import LEAVING, security_of
+from service.cluster.roster import LEAVING, adopt_logs, security_of
 from service.cluster.tasks import Equipment, tag
 from service.mapping.gpu import PROVIDERS
 
@@ -64,11 +63,11 @@ class Membership:
 
 async def lend(membership: Membership) -> None:
     """Work for the cluster until SIGTERM or Ctrl-C."""
+    adopt_logs()
+    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")  # for the process that the nanny keeps
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    # One process a worker is plenty, and what it is asked never waits for a page in a browser.
-    dask.config.set({"distributed.worker.daemon": True, "distributed.nanny.pre-spawn-environ": {}})
     was_told = False
     while not stopped.is_set():
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -20,6 +21,7 @@ class Work:
 
     question: Question
     rows: range  # of the scene, for people
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
     answer: Future[Answer] = field(default_factory=Future)
     failures: list[str] = field(default_factory=list)  # what became of the workers that had begun with it
     began: float | None = None  # when its worker had nothing else before it

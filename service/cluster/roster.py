@@ -10,18 +10,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from distributed import Client
+from distributed import Client, get_worker
 from distributed.security import Security
 
 from model.bundle import Bundle
 from service.cluster.members import Member
-from service.cluster.tasks import Missing, Ready, Refused, equip, keep_bundle
+from service.cluster.tasks import Answer, Missing, Question, Ready, Refused, answer_question, equip, keep_bundle
 from service.settings import Settings
 
 log = logging.getLogger("hyperscene.cluster")
 
 ANSWER_S = 5.0  # of a scheduler
 EQUIP_S = 120.0  # until a worker has loaded and tried a bundle
+BEGUN = "hyperscene-begun"  # where workers write what they begin with
 LEAVING = "hyperscene-leaving"  # where workers write that they were told to stop
 
 
@@ -39,6 +40,23 @@ def security_of(ca: Path | None, cert: Path | None, key: Path | None) -> Securit
     )  # fmt: skip
 
 
+def adopt_logs() -> None:
+    """Have Dask log with us, and no more than matters: on import it begins a log of its own."""
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith("distributed")]:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
+    logging.getLogger("distributed").setLevel(logging.ERROR)  # what becomes of a connection, we tell ourselves
+
+
+def answer_aloud(question: Question, work_id: str) -> Answer | Missing | Refused:
+    """Answer a question, and say so first: should it end the worker, others know which one it was."""
+    worker = get_worker()
+    worker.log_event(f"{BEGUN} {worker.address}", work_id)
+    return answer_question(question)
+
+
 class Roster:
     """Who is there; to be used in one event loop."""
 
@@ -47,6 +65,7 @@ class Roster:
         self._security = security_of(settings.cluster_ca, settings.cluster_cert, settings.cluster_key)
         self._client: Client | None = None
         self._scheduler_id: str | None = None
+        self._devices = {device.partition(":")[0] for device in settings.devices} - {"auto"}
         self._bundle: Bundle | None = None  # that everybody is given
         self._avoided: set[str] = set()  # addresses of workers that hang
         self._equipping: set[asyncio.Task[None]] = set()
@@ -80,6 +99,7 @@ class Roster:
         """Forget everybody."""
         client, self._client = self._client, None
         self.members.clear()
+        self.trouble = f"the scheduler {self.address} does not answer: start it, or check the address"
         if client is not None:
             with suppress(Exception):
                 await asyncio.wait_for(client.close(), ANSWER_S)
@@ -151,6 +171,8 @@ class Roster:
             if isinstance(found, Missing):
                 content = await asyncio.wait_for(self.send(member, bundle.content), EQUIP_S)
                 found = await asyncio.wait_for(self.call(member, keep_bundle, content, sha256, name), EQUIP_S)
+            if isinstance(found, Ready) and self._devices and found.device not in self._devices:
+                found = Refused("not_ready", f"it computes on {found.device}, and the service asks for another device")
         except Exception as error:  # it died, or speaks another language
             found = Refused("not_ready", f"it cannot be given a bundle ({str(error) or type(error).__name__})")
         if isinstance(found, Refused):
@@ -193,6 +215,15 @@ class Roster:
             await self._client.restart_workers([member.address], timeout=EQUIP_S, raise_for_error=False)
         except Exception as error:  # it has no nanny, or the whole machine hangs
             log.warning("worker %s cannot be restarted: %s", member.name, error)
+
+    async def last_begun(self, member: Member) -> str | None:
+        """The question that a worker was at when it was last heard of."""
+        try:
+            assert self._client is not None
+            events = await asyncio.wait_for(self._client.get_events(f"{BEGUN} {member.address}"), ANSWER_S)
+            return str(events[-1][1]) if events else None
+        except Exception:
+            return None
 
     async def is_leaving(self, member: Member) -> bool:
         """Whether a worker was told to stop, and said so."""
