@@ -105,7 +105,9 @@ class RunningCluster:
         for worker in self.workers:
             deadline = time.monotonic() + START_S
             while "joined" not in worker.log.read_text():
-                assert worker.process.poll() is None and time.monotonic() < deadline, worker.log.read_text()
+                has_ended = worker.process.poll() is not None
+                assert not has_ended, worker.log.read_text()
+                assert time.monotonic() < deadline, worker.log.read_text()
                 time.sleep(0.05)
         return self
 

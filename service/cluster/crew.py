@@ -37,11 +37,18 @@ class Cluster:
         self._loop = asyncio.new_event_loop()
         self._roster = Roster(settings)
         self._dispatcher = Dispatcher(self._roster, settings.stall_s)
-        threading.Thread(target=self._run, name="hyperscene-cluster", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="hyperscene-cluster", daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._dispatcher.watch_forever())
+        self._loop.run_until_complete(self._dispatcher.watch())
+        self._loop.close()
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        self._loop.call_soon_threadsafe(self._dispatcher.close)
+        self._thread.join()
 
     @property
     def trouble(self) -> str | None:

@@ -19,7 +19,8 @@ log = logging.getLogger("hyperscene.cluster")
 
 LOOK_EVERY_S = 0.3
 LANES = 2  # questions a worker has at a time: while one is answered, the next is on its way
-MOST_FAILURES = 3
+MOST_FAILURES = 3  # of workers that had begun with a question
+MOST_LOSSES = 10  # of workers that had it, begun or not
 
 Note = Callable[[str], None]
 
@@ -46,6 +47,7 @@ class Dispatcher:
         self._assignment: Assignment | None = None
         self._waiting: deque[Work] = deque()
         self._is_wanted = asyncio.Event()  # something is wrong: look now
+        self._is_closed = False
         self._background: set[asyncio.Task[None]] = set()
 
     def begin(self, assignment: Assignment) -> None:
@@ -79,11 +81,17 @@ class Dispatcher:
             shares = ", ".join(f"{name} {count}" for name, count in sorted(assignment.answered.items()))
             assignment.note(f"strips by worker: {shares}")
 
-    async def watch_forever(self) -> None:
+    def close(self) -> None:
+        """Look no more."""
+        self.end()
+        self._is_closed = True
+        self._is_wanted.set()
+
+    async def watch(self) -> None:
         """Look at the cluster, over and over, and put right what can be."""
-        while True:
+        while not self._is_closed:
             try:
-                await self._watch()
+                await self._look()
             except SchedulerLost as error:
                 await self._lose_scheduler(str(error))
             except Exception:
@@ -93,8 +101,10 @@ class Dispatcher:
             except TimeoutError:
                 continue
             self._is_wanted.clear()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._roster.disconnect()
 
-    async def _watch(self) -> None:
+    async def _look(self) -> None:
         if self._assignment is not None and self._assignment.is_over():
             self.end()
         if not self._roster.is_connected:
@@ -124,10 +134,10 @@ class Dispatcher:
         is_leaving = await self._roster.is_leaving(member)
         what = "was stopped" if is_leaving else "was lost"
         self._note(f"worker {member.name} {what} with {_list(member.in_flight)} under way, sent again")
-        # Another job's question may have been before ours.
-        begun = await self._roster.last_begun(member)
-        is_ours = begun is None or any(work.id == begun for work in member.in_flight)
-        self._take_back(member, f"worker {member.name} was lost" if is_ours and not is_leaving else None)
+        # The question that it was at may be another job's, or an answered one.
+        begun = None if is_leaving else await self._roster.last_begun(member)
+        guilty = next((work for work in member.in_flight if work.id == begun), None)
+        self._take_back(member, guilty, f"worker {member.name} was lost")
 
     def _look_after(self, member: Member) -> None:
         for work in [work for work in member.in_flight if work.trouble is not None]:
@@ -139,13 +149,14 @@ class Dispatcher:
         if head is not None and head.began is not None and time.monotonic() - head.began > self._stall_s:
             silence = f"worker {member.name} did not answer for {in_words(self._stall_s)}"
             self._note(f"{silence} with {_list(member.in_flight)} under way, sent again; the worker is restarted")
-            self._take_back(member, silence)
+            self._take_back(member, head, silence)
             self._start(self._roster.restart(member))
 
-    def _take_back(self, member: Member, blame: str | None = None) -> None:
+    def _take_back(self, member: Member, guilty: Work | None = None, blame: str = "") -> None:
         """Send a worker's questions to others; the one that it was at bears the blame."""
         for work in reversed([*member.in_flight]):
-            self._send_again(work, blame if work.began is not None else None)
+            work.losses += bool(blame)
+            self._send_again(work, blame if work is guilty else None)
         member.in_flight.clear()
 
     def _send_again(self, work: Work, blame: str | None) -> None:
@@ -153,13 +164,14 @@ class Dispatcher:
         work.began = work.trouble = None
         if blame is not None:
             work.failures.append(blame)
-        if len(work.failures) < MOST_FAILURES:
+        if len(work.failures) < MOST_FAILURES and work.losses < MOST_LOSSES:
             self._waiting.appendleft(work)
             return
+        count = len(work.failures) if len(work.failures) >= MOST_FAILURES else work.losses
+        reasons = f" ({'; '.join(work.failures)})" if work.failures else ""
         work.answer.set_exception(
             InferenceFailed(
-                f"{work} of the scene ended {MOST_FAILURES} workers ({'; '.join(work.failures)}): crop the scene "
-                "there, or report the job's id"
+                f"{work} of the scene ended {count} workers{reasons}: crop the scene there, or report the job's id"
             )
         )
 

@@ -24,6 +24,7 @@ class Work:
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     answer: Future[Answer] = field(default_factory=Future)
     failures: list[str] = field(default_factory=list)  # what became of the workers that had begun with it
+    losses: int = 0  # of workers that had it and may not have begun
     began: float | None = None  # when its worker had nothing else before it
     sending: asyncio.Task[None] | None = None
     trouble: Exception | None = None  # what came instead of an answer

@@ -12,6 +12,7 @@ from typing import Any
 
 from distributed import Client, get_worker
 from distributed.security import Security
+from distributed.utils import sync
 
 from model.bundle import Bundle
 from service.cluster.members import Member
@@ -53,7 +54,8 @@ def adopt_logs() -> None:
 def answer_aloud(question: Question, work_id: str) -> Answer | Missing | Refused:
     """Answer a question, and say so first: should it end the worker, others know which one it was."""
     worker = get_worker()
-    worker.log_event(f"{BEGUN} {worker.address}", work_id)
+    with suppress(Exception):  # the scheduler is gone: the answer will not be asked for
+        sync(worker.loop, worker.scheduler.set_metadata, keys=[BEGUN, worker.address], value=work_id)
     return answer_question(question)
 
 
@@ -218,18 +220,18 @@ class Roster:
 
     async def last_begun(self, member: Member) -> str | None:
         """The question that a worker was at when it was last heard of."""
-        try:
-            assert self._client is not None
-            events = await asyncio.wait_for(self._client.get_events(f"{BEGUN} {member.address}"), ANSWER_S)
-            return str(events[-1][1]) if events else None
-        except Exception:
-            return None
+        found: str | None = await self._said(BEGUN, member)
+        return found
 
     async def is_leaving(self, member: Member) -> bool:
         """Whether a worker was told to stop, and said so."""
+        return bool(await self._said(LEAVING, member))
+
+    async def _said(self, about: str, member: Member) -> Any:
+        """What a worker left with the scheduler."""
         try:
             assert self._client is not None
-            asked = self._client.scheduler.get_metadata(keys=[LEAVING, member.address], default=False)
-            return bool(await asyncio.wait_for(asked, ANSWER_S))
-        except Exception:
-            return False
+            asked = self._client.scheduler.get_metadata(keys=[about, member.address], default=None)
+            return await asyncio.wait_for(asked, ANSWER_S)
+        except Exception:  # the next look finds out that the scheduler is lost
+            return None

@@ -89,8 +89,9 @@ def read_settings(given: dict[str, Any]) -> Settings:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else "settings"
-        raise WrongUsage(f"{_flag(name)}: {first['msg']}; see hyperscene serve --help") from error
+        name = str(first["loc"][0]) if first["loc"] else "cluster"  # what is wrong with several settings at once
+        words = first["msg"].removeprefix("Value error, ")
+        raise WrongUsage(f"{_flag(name)}: {words}; see hyperscene serve --help") from error
 
 
 def listen(settings: Settings) -> socket.socket:

@@ -345,7 +345,8 @@ class Store:
                 self._end_failed(db, job, error, keep_s)
                 failed.append(job)
             else:
-                _tell(db, job, f"{victim} {job.worker or ''} died: the job goes on from its finished strips")
+                who = f"worker {job.worker}" if victim == "the worker" else victim
+                _tell(db, job, f"{who} died: the job goes on from its finished strips")
                 counts = {"deaths": 0, "crashes": 0} if has_moved else {}
                 _update(
                     db, job.id, status="accepted", token=None, lease_until=None, worker=None, seconds_left=None,

@@ -1,14 +1,15 @@
 """With this folder on PYTHONPATH a worker is killed whenever the network is asked about a pixel that holds POISON, and
-so is whoever makes a picture of it or reads its spectrum; SLOW takes its time."""
+so is whoever makes a picture of it or reads its spectrum; SLOW takes its time. Workers of a cluster are meant where
+CLUSTER_POISON is set."""
 
 import os
 import signal
 import sys
 import time
 
-POISON, SLOW, SLOW_S, SLOW_PIXEL_S = 77.0, 78.0, 6.0, 1.0
+POISON, SLOW, SLOW_S, SLOW_PIXEL_S, SLOW_CALL_S = 77.0, 78.0, 6.0, 1.0, 0.05
 
-if "service.jobs.worker" in sys.orig_argv:
+if "service.jobs.worker" in sys.orig_argv or "CLUSTER_POISON" in os.environ:
     from service.mapping.engines import CpuEngine
 
     ask = CpuEngine.probabilities
@@ -16,6 +17,8 @@ if "service.jobs.worker" in sys.orig_argv:
     def die_of_poison(self, cube, centers):
         if (cube == POISON).any():
             os.kill(os.getpid(), signal.SIGKILL)
+        if (cube == SLOW).any() and "CLUSTER_POISON" in os.environ:
+            time.sleep(SLOW_CALL_S)
         return ask(self, cube, centers)
 
     CpuEngine.probabilities = die_of_poison
