@@ -1,0 +1,118 @@
+"""Measures what a cluster on this machine gains and costs, interleaved with one machine alone, as ratios.
+
+Run by the suite on a small scene, and by hand: python -m tests.scaling --rounds 5 --json FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from model.bundle import DEMO_BUNDLE, load_bundle
+from service.bench import machine
+from service.cluster.crew import Cluster
+from service.jobs.admission import SHARED_STRIP_PX
+from service.mapping.engines import make_engine
+from service.mapping.pipeline import MapOptions, map_scene
+from service.mapping.scenes import open_scene
+from service.settings import Settings
+from tests.cluster import RunningCluster
+from training.synthetic import SyntheticScene, write_scene
+
+STAGES = ("read", "network", "blend", "write", "optimise", "total")
+
+
+@contextmanager
+def connected(folder: Path, workers: int, device: str) -> Iterator[Cluster]:
+    """A cluster of so many workers with a thread each, and a connection with it."""
+    cluster = RunningCluster(folder)
+    connection = None
+    try:
+        for _ in range(workers):
+            cluster.add_worker("--device", device)
+        cluster.wait_for_workers()
+        connection = Cluster(Settings(cluster=cluster.address))
+        yield connection
+    finally:
+        if connection is not None:
+            connection.close()
+        cluster.stop()
+
+
+def measure(folder: Path, rows: int, cols: int, rounds: int, device: str = "auto") -> dict:
+    """Map one scene at stride 4 in every way, round after round."""
+    scene_path = folder / "scene.tif"
+    write_scene(SyntheticScene(rows=rows, cols=cols, seed=3), scene_path, None)
+    bundle, scene = load_bundle(DEMO_BUNDLE), open_scene(scene_path)
+    options = MapOptions(stride_px=4, strip_px=SHARED_STRIP_PX)
+    found: dict[str, list[dict]] = {"one thread": [], "one worker": [], "two workers": []}
+    with ExitStack() as stack:
+        clusters = {
+            "one worker": stack.enter_context(connected(folder / "one", 1, device)),
+            "two workers": stack.enter_context(connected(folder / "two", 2, device)),
+        }
+        engine = make_engine(bundle, device, 1)  # type: ignore[arg-type]
+        for _ in range(rounds):
+            for name in found:
+                crew = clusters[name].crew(bundle, lambda text: None, lambda: False) if name in clusters else engine
+                summary = map_scene(scene, bundle, crew, folder / name, options)
+                assert summary["provider"] == engine.provider
+                found[name].append(summary["seconds"])
+    contents = {name: (folder / name / "probabilities.tif").read_bytes() for name in found}
+    assert len(set(contents.values())) == 1, "the same bytes"
+    return report(found, rows * cols, engine.provider)
+
+
+def report(found: dict[str, list[dict]], pixels: int, provider: str) -> dict:
+    """Medians of what was measured, and of ratios within each round."""
+    one, two = found["one worker"], found["two workers"]
+    return {
+        "machine": machine(),
+        "provider": provider,
+        "pixels": pixels,
+        "rounds": len(one),
+        "seconds": {
+            name: {stage: statistics.median(run[stage] for run in runs) for stage in STAGES}
+            for name, runs in found.items()
+        },
+        "two_to_one": statistics.median(a["total"] / b["total"] for a, b in zip(one, two, strict=True)),
+        # Of the time between the first and the last byte, what the only worker did not spend in the network.
+        "overhead": statistics.median(1 - run["network"] / run["total"] for run in one),
+        "one_to_thread": statistics.median(
+            a["total"] / b["total"] for a, b in zip(one, found["one thread"], strict=True)
+        ),
+        "all": found,
+    }
+
+
+def main() -> int:
+    """Measure, and print the figures."""
+    parser = argparse.ArgumentParser(description="What a cluster on this machine gains and costs.")
+    parser.add_argument("--rows", type=int, default=512)
+    parser.add_argument("--cols", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measure(Path(folder), options.rows, options.cols, options.rounds, options.device)
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=1))
+    print(f"{figures['machine']['processor']}, {figures['machine']['cores']} cores, {figures['provider']}")
+    print(f"{figures['pixels']} pixels at stride 4, medians of {figures['rounds']} interleaved rounds")
+    for name, seconds in figures["seconds"].items():
+        print(f"{name:12}", "  ".join(f"{stage} {value:.2f}" for stage, value in seconds.items()))
+    print(f"two workers against one: {figures['two_to_one']:.2f} x")
+    print(f"one worker against one thread of this process: {figures['one_to_thread']:.3f} x the time")
+    print(f"outside of the network, of one worker's time: {100 * figures['overhead']:.1f} %")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
