@@ -65,7 +65,8 @@ function makeProgress(id, state, signal) {
   return {
     show(job) {
       if (!card.isConnected) state.replaceChildren(card);
-      say(job.resumes ? `Taken up again ${job.resumes === 1 ? "once" : `${job.resumes} times`} after a stop; nothing was lost.` : "");
+      const again = job.resumes ? `Taken up again ${job.resumes === 1 ? "once" : `${job.resumes} times`} after a stop; nothing was lost. ` : "";
+      say(again + (job.history.at(-1)?.text ?? ""));
       const left = job.seconds_left === undefined ? "" : `, about ${duration(job.seconds_left)} left`;
       words.textContent =
         job.status === "accepted" ? `Accepted: it ${job.message}.` : `${job.progress} % mapped${left} (${count(job.patches_done)} of ${count(job.patches_total)} patches)`;
@@ -195,16 +196,16 @@ function makeDetails(id, job, summary, tilejson, signal) {
   dismiss.addEventListener("click", () =>
     dismissJob(id, dismiss, told, "Its results are removed from the server, and the scene that came with it.", signal).then(() => dismiss.disabled && location.reload()),
   );
-  const seconds = job.seconds ? Object.values(job.seconds).reduce((sum, each) => sum + each, 0) : null;
   const facts = [
     ["Scene", `${count(summary.scene.rows)} x ${count(summary.scene.cols)} pixels, ${count(summary.scene.bands)} bands`],
     ["Reference system", summary.crs ?? "none"],
     ["Mean confidence", summary.mean_confidence === null ? "none" : percent(summary.mean_confidence)],
     ["Bundle", `${summary.bundle.name}, sha256 ${summary.bundle.sha256.slice(0, 12)}…`],
     ["Run by", summary.provider],
-    seconds === null ? null : ["Work", `${duration(seconds)} for ${count(summary.patches)} patches`],
+    job.seconds ? ["Work", `${duration(job.seconds.total)} for ${count(summary.patches)} patches`] : null,
     job.resumes ? ["Taken up again", `${job.resumes} times, after a stop`] : null,
     job.expires ? ["Kept until", moment(job.expires)] : null,
+    ...job.history.map((past) => [moment(past.time), past.text]),
   ].filter(Boolean);
   return make(
     "section",

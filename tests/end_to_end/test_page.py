@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
+import signal
 from urllib.parse import unquote
 
 import numpy as np
@@ -273,6 +275,16 @@ def test_progress_goes_on_after_the_server_was_restarted(page, tmp_path, large):
     expect(page.locator("main")).to_contain_text("The job goes on without it")
     with running_server(tmp_path / "data", *options, "--port", port):
         expect(page.locator("main")).to_contain_text("Taken up again")
+
+
+def test_what_befell_a_job_is_told_while_it_runs(page, slow_server, large):
+    job_id = slow_server.submit(large, stride_px="1")
+    page.goto(f"{slow_server.url}/#/jobs/{job_id}")
+    expect(page.locator("#progress-words")).to_contain_text("% mapped")
+    for worker in slow_server.workers():
+        os.kill(worker, signal.SIGKILL)
+    expect(page.locator("main")).to_contain_text("died: the job goes on from its finished strips")
+    slow_server.client.delete(f"/jobs/{job_id}")
 
 
 def test_focus_pixel_and_place_are_kept_when_the_job_ends(page, slow_server, tmp_path):
