@@ -6,17 +6,22 @@ Run by the suite on a small scene, and by hand: python -m tests.scaling --rounds
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import numpy as np
 
 from model.bundle import DEMO_BUNDLE, load_bundle
 from service.bench import machine
 from service.cluster.crew import Cluster
+from service.cluster.tasks import equip
 from service.jobs.admission import SHARED_STRIP_PX
 from service.mapping.engines import make_engine
 from service.mapping.pipeline import MapOptions, map_scene
@@ -25,6 +30,7 @@ from service.settings import Settings
 from tests.cluster import RunningCluster
 from training.synthetic import SyntheticScene, write_scene
 
+SENDS, CALLS = 20, 200
 STAGES = ("read", "network", "blend", "write", "optimise", "total")
 
 
@@ -64,9 +70,32 @@ def measure(folder: Path, rows: int, cols: int, rounds: int, device: str = "auto
                 summary = map_scene(scene, bundle, crew, folder / name, options)
                 assert summary["provider"] == engine.provider
                 found[name].append(summary["seconds"])
+        links = link_speed(clusters["one worker"])
     contents = {name: (folder / name / "probabilities.tif").read_bytes() for name in found}
     assert len(set(contents.values())) == 1, "the same bytes"
-    return report(found, rows * cols, engine.provider)
+    return report(found, rows * cols, engine.provider) | links
+
+
+def link_speed(cluster: Cluster) -> dict[str, float]:
+    """What goes to a worker in a second: bytes in one piece, and calls that do nothing."""
+    roster, pixels = cluster._roster, np.zeros((32, 1024, 64), np.float32)
+    (member,) = roster.members.values()
+
+    async def send() -> float:
+        began = time.perf_counter()
+        for _ in range(SENDS):
+            await roster.send(member, pixels)
+        return SENDS * pixels.nbytes / (time.perf_counter() - began)
+
+    async def call() -> float:
+        began = time.perf_counter()
+        await asyncio.gather(*(roster.call(member, equip, "") for _ in range(CALLS)))
+        return CALLS / (time.perf_counter() - began)
+
+    def measured(work: Callable[[], Coroutine[None, None, float]]) -> float:
+        return asyncio.run_coroutine_threadsafe(work(), cluster._loop).result()
+
+    return {"bytes_per_s": measured(send), "calls_per_s": measured(call)}
 
 
 def report(found: dict[str, list[dict]], pixels: int, provider: str) -> dict:
@@ -111,6 +140,7 @@ def main() -> int:
     print(f"two workers against one: {figures['two_to_one']:.2f} x")
     print(f"one worker against one thread of this process: {figures['one_to_thread']:.3f} x the time")
     print(f"outside of the network, of one worker's time: {100 * figures['overhead']:.1f} %")
+    print(f"to a worker: {figures['bytes_per_s'] / 1e6:.0f} MB/s, {figures['calls_per_s']:.0f} calls/s")
     return 0
 
 
