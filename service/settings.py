@@ -11,6 +11,7 @@ from pydantic import ByteSize, Field, SecretStr, field_validator, model_validato
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.mapping.engines import DEVICES
+from service.mapping.remote import check_beginning
 from service.mapping.scenes import Limits
 
 WEEK_S, CENTURY_S = 7 * 86400, 100 * 365 * 86400
@@ -74,13 +75,19 @@ class Settings(BaseSettings):
     cluster_cert: Path | None = Field(None, description="certificate to show to the cluster, for tls:// (none)")
     cluster_key: Path | None = Field(None, description="private key of that certificate, for tls:// (none)")
 
+    hrefs: Words = Field(
+        (),
+        description="places that scenes may be read from, beginnings of https:// or s3:// addresses with commas "
+        "between (none: scenes are uploaded)",
+    )
+
     api_keys: Secrets = Field((), description="keys that may use the service, with commas between (everybody may)")
     cors_origins: Words = Field((), description="web origins that may read answers, with commas between (none)")
     public_url: str | None = Field(None, description="address that links begin with (that of the request)")
     trusted_proxies: str = Field("127.0.0.1", description="proxies whose X-Forwarded headers count, with commas")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
 
-    @field_validator("api_keys", "cors_origins", mode="before")
+    @field_validator("api_keys", "cors_origins", "hrefs", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
@@ -93,6 +100,11 @@ class Settings(BaseSettings):
         if isinstance(value, str) and value.strip() and not value.replace(",", "").strip():
             raise ValueError("holds no key: a service that was meant to be closed would be open")
         return value
+
+    @field_validator("hrefs")
+    @classmethod
+    def _are_beginnings(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_beginning(beginning) for beginning in value)
 
     @field_validator("device")
     @classmethod

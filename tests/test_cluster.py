@@ -19,7 +19,7 @@ from service.cluster import tasks
 from service.cluster.crew import Cluster
 from service.cluster.members import Member
 from service.cluster.roster import Roster
-from service.mapping.classify import Cancelled
+from service.mapping.ahead import Cancelled
 from service.mapping.engines import make_engine
 from service.mapping.lattice import Lattice, plan_mapping
 from service.mapping.pipeline import MapOptions, StripMapper, map_scene, plan_scene

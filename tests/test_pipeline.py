@@ -26,7 +26,7 @@ from service.errors import (
     StorageFull,
 )
 from service.mapping import pipeline
-from service.mapping.classify import Cancelled
+from service.mapping.ahead import Cancelled
 from service.mapping.engines import CpuEngine, make_engine
 from service.mapping.pipeline import RESULTS, MapOptions, StripMapper, map_scene, plan_scene
 from service.mapping.scenes import open_scene

@@ -5,7 +5,7 @@ import pytest
 
 from model.bundle import load_bundle
 from service.mapping import pipeline
-from service.mapping.classify import Cancelled
+from service.mapping.ahead import Cancelled
 from service.mapping.engines import make_engine
 from service.mapping.pipeline import MapOptions, map_scene
 from service.mapping.scenes import open_scene

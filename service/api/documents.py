@@ -169,7 +169,9 @@ class SceneDocument(Document):
 
     id: str
     name: str
-    size_bytes: int
+    size_bytes: int = Field(description="bytes kept here; 0 for a scene that is read in place")
+    href: str | None = Field(None, description="where it is read in place")
+    version: str | None = Field(None, description="tells the file in that place from another one")
     created: datetime
     expires: datetime
     format: str
@@ -355,6 +357,7 @@ def scene_of(scene: SceneRecord, models: dict[str, str], base: str) -> SceneDocu
         id=scene.id,
         name=scene.name,
         size_bytes=scene.size_bytes,
+        href=scene.href,
         created=_moment(scene.created),
         expires=_moment(scene.expires),
         models=models,

@@ -90,7 +90,8 @@ BODY: dict[str, Any] = {
                 "properties": {
                     "inputs": {
                         "type": "object",
-                        "description": "`scene` with the href of an uploaded scene, and the options",
+                        "description": "`scene` with the href of an uploaded scene, or of a COG in a place that "
+                        "this server reads, and the options",
                     },
                     "outputs": {
                         "type": "object",
@@ -184,7 +185,8 @@ def _summary(base: str) -> dict[str, Any]:
 def _inputs(service: Service) -> dict[str, Any]:
     scene = {
         "title": "The scene",
-        "description": 'By reference: {"href": "/scenes/{id}"}, from POST /scenes.',
+        "description": 'By reference: {"href": "/scenes/{id}"}, from POST /scenes; or the https:// or s3:// address of '
+        "a COG, where this server may read it in place.",
         "minOccurs": 1,
         "maxOccurs": 1,
         "schema": {"type": "string", "contentMediaType": "image/tiff", "contentEncoding": "binary"},
@@ -284,22 +286,37 @@ def _submit(
 ) -> JobRecord:
     inputs = {name: _value(given) for name, given in execution.inputs.items() if name != "scene"}
     asked = job_request(inputs)
-    scene_id = _scene_id(execution.inputs.get("scene"), base)
+    href = _href(execution.inputs.get("scene"))
+    scene_id = _scene_id(href, base)
     job = service.store.job_by_key(owner, key) if key else None
     if job is None:
-        service.admission.require_queue()
-        scene = service.admission.find_scene(scene_id, owner)
-        job = service.admission.submit(scene, asked, owner, key, request_id, execution=asdict(wanted))
-    if not _is_job_of(job, scene_id, asked, wanted):
+        admission = service.admission
+        admission.require_queue()
+        if scene_id is None:
+            scene = admission.refer(href, owner, is_temporary=True)
+        else:
+            scene = admission.find_scene(scene_id, owner)
+        job = admission.submit(
+            scene, asked, owner, key, request_id, execution=asdict(wanted), is_new_scene=scene_id is None
+        )
+    if not _is_job_of(job, _is_scene(service, job, scene_id, href), asked, wanted):
         raise RequestUnusable("this Idempotency-Key made a job with other inputs or outputs: use another key")
     return job
 
 
-def _is_job_of(job: JobRecord, scene_id: str, asked: JobRequest, wanted: Wanted) -> bool:
+def _is_scene(service: Service, job: JobRecord, scene_id: str | None, href: str) -> bool:
+    """Whether a job is about this scene; one that is read in place has an address instead of an id."""
+    if scene_id is not None:
+        return job.scene_id == scene_id
+    scene = service.store.scene(job.scene_id)
+    return scene is None or scene.href == href  # a finished job's scene may have expired
+
+
+def _is_job_of(job: JobRecord, is_scene: bool, asked: JobRequest, wanted: Wanted) -> bool:
     """Whether a job is what was asked for; what the caller left to us may have been chosen otherwise since."""
     chosen = {"stride_px": asked.stride_px, "blend": asked.blend, "probability_type": asked.probability_type}
     return (
-        job.scene_id == scene_id
+        is_scene
         and job.model == (asked.model or job.model)
         and all(job.options[name] == value for name, value in chosen.items() if value)
         and job.execution == asdict(wanted)
@@ -311,19 +328,18 @@ def _value(given: Any) -> Any:
     return given["value"] if isinstance(given, dict) and "value" in given else given
 
 
-def _scene_id(given: Any, base: str) -> str:
-    """The id in a reference to an uploaded scene; references that lead elsewhere are refused."""
+def _href(given: Any) -> str:
     if isinstance(given, list) and len(given) == 1:
         given = given[0]
     href = given.get("href") if isinstance(given, dict) else given
     if not isinstance(href, str):
         raise RequestUnusable('the input scene is a reference to an uploaded scene: {"href": "/scenes/ID"}')
+    return href
+
+
+def _scene_id(href: str, base: str) -> str | None:
+    """The id in a reference to an uploaded scene; None where it leads elsewhere."""
     ours = urlsplit(base)
     host = rf"(?i:https?://{re.escape(ours.netloc)})"
     found = re.fullmatch(rf"(?:{host})?(?:{re.escape(ours.path)})?/scenes/([0-9A-Za-z_-]{{1,100}})", href)
-    if not found:
-        raise RequestUnusable(
-            "the scene's href leads to another place, and references to other hosts are off: upload the scene with "
-            "POST /scenes and give its address"
-        )
-    return found[1]
+    return found[1] if found else None

@@ -12,7 +12,7 @@ from python_multipart.multipart import parse_options_header
 from service.api.context import BaseDep, OwnerDep, Service, ServiceDep
 from service.api.documents import ID_EXAMPLE, SceneDocument, scene_of
 from service.api.problems import problems
-from service.api.uploads import content_length, incoming, receive_file, receive_form
+from service.api.uploads import content_length, incoming, read_json, receive_file, receive_form
 from service.errors import RequestUnusable
 from service.jobs.records import SceneRecord
 
@@ -24,6 +24,16 @@ BODY: dict[str, Any] = {
         "required": True,
         "content": {
             "image/tiff": {"schema": {"type": "string", "format": "binary"}, "example": "(the bytes of scene.tif)"},
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["href"],
+                    "properties": {
+                        "href": {"type": "string", "description": "address of a COG in a place that this server reads"}
+                    },
+                },
+                "example": {"href": "https://example.org/scenes/line-7.tif"},
+            },
             "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
             "multipart/form-data": {
                 "schema": {
@@ -53,8 +63,15 @@ async def upload_scene(
     base: BaseDep,
     content_disposition: Annotated[str | None, Header(description="filename= names a raw body")] = None,
 ) -> Response:
-    """Send a GeoTIFF as the body, or GeoTIFF or ENVI files as multipart field `scene`; it is kept to be mapped."""
+    """Send a GeoTIFF as the body, or GeoTIFF or ENVI files as multipart field `scene`; it is kept to be mapped.
+
+    Or name one that stays where it is: {"href": ...} as JSON.
+    """
     admission = service.admission
+    if request.headers.get("content-type", "").startswith("application/json"):
+        href = _href(await read_json(request, service))
+        scene = await asyncio.to_thread(admission.refer, href, owner, is_temporary=False)
+        return await _kept(scene, service, base)
     with admission.slot(is_job=False):
         await asyncio.to_thread(admission.require_place, content_length(request), is_job=False)
         async with incoming(service) as folder:
@@ -67,8 +84,18 @@ async def upload_scene(
             if upload.fields:
                 raise RequestUnusable("POST /scenes takes files only: options belong to the job")
             scene = await asyncio.to_thread(admission.take_in, folder, upload.files, owner, is_temporary=False)
+    return await _kept(scene, service, base)
+
+
+def _href(body: Any) -> str:
+    if not isinstance(body, dict) or set(body) != {"href"} or not isinstance(body["href"], str):
+        raise RequestUnusable('as JSON, POST /scenes takes {"href": ADDRESS} and nothing else')
+    return str(body["href"])
+
+
+async def _kept(scene: SceneRecord, service: Service, base: str) -> Response:
     document = _document(scene, service, base)
-    await asyncio.to_thread(admission.keep_scene, scene)
+    await asyncio.to_thread(service.admission.keep_scene, scene)
     return JSONResponse(document, 201, {"Location": f"{base}/scenes/{scene.id}"})
 
 

@@ -19,7 +19,8 @@ from service.cluster.members import Work
 from service.cluster.roster import Roster, adopt_logs
 from service.cluster.tasks import Answer, Question, Ready
 from service.errors import unwritten
-from service.mapping.classify import Block, Cancelled, Classifier, Crew, Milestone, Pending, PendingGroup, Run
+from service.mapping.ahead import Cancelled
+from service.mapping.classify import Block, Classifier, Crew, Milestone, Pending, PendingGroup, Run
 from service.mapping.engines import cores
 from service.mapping.lattice import Plan
 from service.mapping.view import Pixels

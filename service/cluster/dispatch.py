@@ -13,7 +13,7 @@ from service.cluster.members import Member, Work
 from service.cluster.roster import Roster, SchedulerLost, answer_aloud
 from service.cluster.tasks import Answer, Missing, Refused, stop_run
 from service.errors import InferenceFailed, in_words
-from service.mapping.classify import Cancelled
+from service.mapping.ahead import Cancelled
 
 log = logging.getLogger("hyperscene.cluster")
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from model.bundle import FORMAT_VERSION, Bundle, BundleRefused, parse_bundle
 from service.errors import ServiceError, error_of
-from service.mapping.ahead import StageClock, Stop
-from service.mapping.classify import Block, Cancelled, LocalClassifier, Run
+from service.mapping.ahead import Cancelled, StageClock, Stop
+from service.mapping.classify import Block, LocalClassifier, Run
 from service.mapping.engines import Device, Engine, make_engine
 from service.mapping.lattice import Plan, Strip
 from service.mapping.view import Pixels

@@ -19,6 +19,7 @@ from service.errors import (
     NoSuchScene,
     NotReady,
     QueueFull,
+    RequestUnusable,
     SceneIncomplete,
     SceneInUse,
     SceneTooLarge,
@@ -35,6 +36,7 @@ from service.jobs.supervisor import Supervisor
 from service.jobs.views import Views
 from service.mapping.blend import BLENDS, Blend
 from service.mapping.pipeline import STRIDES, TALLEST_STRIP_PX, MapOptions
+from service.mapping.remote import address_of, allowed_path
 from service.mapping.scenes import ENVI_SUFFIXES, FORMATS, TIFF_MAGIC
 from service.mapping.strips import PROBABILITY_TYPES, ProbabilityType
 from service.mapping.view import match_manifest
@@ -186,6 +188,29 @@ class Admission:
             expires=now + self._settings.keep_scenes_s,
             document=document,
             is_temporary=is_temporary,
+        )
+
+    def refer(self, href: str, owner: str, *, is_temporary: bool) -> SceneRecord:
+        """A scene that is read in place, where it lies, understood but not in the store yet."""
+        if not self._settings.hrefs:
+            raise RequestUnusable(
+                "the scene's href leads to another place, and this server reads from no other place: upload the scene "
+                "with POST /scenes and give its address"
+            )
+        path = allowed_path(href, self._settings.hrefs)
+        document = self._inspector.look_at_scene(path, self._settings.limits)
+        now = time.time()
+        return SceneRecord(
+            id=new_id(),
+            owner=owner,
+            name=clean_name(address_of(path)),
+            file="",
+            size_bytes=0,
+            created=now,
+            expires=now + self._settings.keep_scenes_s,
+            document=document,
+            is_temporary=is_temporary,
+            href=href,
         )
 
     def keep_scene(self, scene: SceneRecord) -> SceneRecord:

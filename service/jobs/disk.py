@@ -7,11 +7,19 @@ import re
 from pathlib import Path
 from shutil import rmtree
 
-from service.jobs.records import JobRecord
+from service.jobs.records import JobRecord, SceneRecord
 from service.jobs.store import Store
+from service.mapping.remote import allowed_path
 from service.settings import Settings
 
 OURS = re.compile("[0-9a-f]{32}")  # the names that we give; whatever else lies in the data folder is somebody's own
+
+
+def data_path(settings: Settings, scene: SceneRecord) -> Path:
+    """The name under which a scene's data are opened: here, or in another place that may still be read from."""
+    if scene.href is not None:
+        return allowed_path(scene.href, settings.hrefs)
+    return settings.scene_folder(scene.id) / scene.file
 
 
 def drop_job(settings: Settings, store: Store, job: JobRecord) -> None:

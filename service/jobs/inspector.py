@@ -45,7 +45,7 @@ def _look(question: dict[str, Any]) -> dict[str, Any]:
     scene = open_scene(Path(question["scene"]), Limits(**question["limits"]), counts_packed=False)
     with suppress(Exception):  # a place that harms who looks for it is met here first, and not in the server
         lay_grid(scene.rows, scene.cols, scene.crs, scene.transform, scene.gcps)
-    return describe_header(scene)
+    return describe_header(scene) | ({"version": scene.version} if scene.version else {})
 
 
 if __name__ == "__main__":

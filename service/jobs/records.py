@@ -22,7 +22,7 @@ def new_id() -> str:
 
 @dataclass(frozen=True)
 class SceneRecord:
-    """An uploaded scene."""
+    """A scene that was uploaded, or is read in place."""
 
     id: str
     owner: str
@@ -33,6 +33,7 @@ class SceneRecord:
     expires: float
     document: dict[str, Any]  # what was understood of it
     is_temporary: bool = False  # belongs to one job, and goes with it
+    href: str | None = None  # where it is read in place; then there is no file here
 
 
 @dataclass(frozen=True)

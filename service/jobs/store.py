@@ -55,6 +55,7 @@ MIGRATIONS = (
     CREATE TABLE counts (name TEXT NOT NULL, labels TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (name, labels));
     """,
     "ALTER TABLE jobs ADD COLUMN history TEXT NOT NULL DEFAULT '[]';",
+    "ALTER TABLE scenes ADD COLUMN href TEXT;",
 )
 PROBE_S = 2.0
 # Upper ends of the histograms' buckets, in seconds.

@@ -17,6 +17,7 @@ from typing import Any
 
 from service.errors import NoSuchScene, QueueFull, RequestUnusable, ServiceError, StorageFull, error_of, unwritten
 from service.jobs.children import Bounds, Children, serve, shuts_down
+from service.jobs.disk import data_path
 from service.jobs.records import SceneRecord, new_id
 from service.jobs.store import Store
 from service.mapping.engines import cores
@@ -120,8 +121,8 @@ class Views:
 
     def make_ahead(self, scene: SceneRecord) -> None:
         """Begin the view that a page will ask for first, where it takes time; nobody waits for it."""
-        if scene.document["rows"] * scene.document["cols"] < AHEAD_PIXELS:
-            return
+        if scene.href is not None or scene.document["rows"] * scene.document["cols"] < AHEAD_PIXELS:
+            return  # what lies elsewhere is not read a second time unless somebody looks at it
         with suppress(ServiceError):
             if self.find(scene, default_bands(scene)) is None:
                 self.make(scene, default_bands(scene))
@@ -172,7 +173,7 @@ class Views:
             self._require_scene(scene)
             half.mkdir(parents=True, exist_ok=True)
             question = {
-                "scene": str(self._settings.scene_folder(scene.id) / scene.file),
+                "scene": str(data_path(self._settings, scene)),
                 "limits": asdict(self._settings.limits),
                 "bands": bands,
                 "folder": str(half),

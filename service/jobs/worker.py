@@ -19,12 +19,20 @@ from typing import Any
 
 from model.bundle import BundleRefused
 from service import logs
-from service.errors import InferenceFailed, InternalError, NotReady, ServiceError, StorageFull, unwritten
+from service.errors import (
+    InferenceFailed,
+    InternalError,
+    NotReady,
+    SceneUnreadable,
+    ServiceError,
+    StorageFull,
+    unwritten,
+)
 from service.jobs.devices import CLUSTER, Devices, open_device
-from service.jobs.disk import drop_job, drop_work, flush, flush_folder
+from service.jobs.disk import data_path, drop_job, drop_work, flush, flush_folder
 from service.jobs.records import JobRecord, WorkerRecord
 from service.jobs.store import MOST_DEATHS, Store, StoreBusy, insist
-from service.mapping.classify import Cancelled
+from service.mapping.ahead import Cancelled
 from service.mapping.pipeline import MapOptions, map_scene
 from service.mapping.scenes import open_scene
 from service.settings import Settings
@@ -201,7 +209,9 @@ class Worker:
         scene_record = self._store.scene(job.scene_id)
         if scene_record is None:
             raise InternalError(f"the scene of job {job.id} is gone: send it again")
-        scene = open_scene(settings.scene_folder(scene_record.id) / scene_record.file, settings.limits)
+        scene = open_scene(data_path(settings, scene_record), settings.limits)
+        if scene.version != scene_record.document.get("version", ""):
+            raise SceneUnreadable(f"{scene_record.name} was replaced since the job was accepted: send it again")
         assert self._devices is not None
         bundle, engine = self._devices.take(job.model, self._note, self._cancelled.is_set)
         self._insist(lambda: self._store.note_provider(job, engine.device, engine.provider))

@@ -15,16 +15,27 @@ Item = TypeVar("Item")
 POLL_S = 0.05
 
 
+class Cancelled(Exception):
+    """The work was stopped because somebody asked for it."""
+
+
 class Stop:
     """Tells all stages of a run to end: because somebody cancelled it, or because its reader has gone."""
 
     def __init__(self, cancelled: threading.Event | None = None) -> None:
         self._cancelled = cancelled or threading.Event()
         self._is_left = threading.Event()
+        self._error: BaseException | None = None
 
-    def leave(self) -> None:
-        """End the run without cancelling anything else that listens to the same event."""
+    def leave(self, error: BaseException | None = None) -> None:
+        """End the run, because of an error where there is one, and cancel nothing else that listens to the event."""
+        self._error = self._error or error
         self._is_left.set()
+
+    @property
+    def reason(self) -> BaseException:
+        """Why the run ends: what was raised first. Other stages may only have noticed that it does."""
+        return Cancelled() if self._error is None or self._cancelled.is_set() else self._error
 
     def is_set(self) -> bool:
         """Whether to end; asked often, by every stage."""
@@ -73,6 +84,7 @@ def ahead(items: Generator[Item, None, None], stop: Stop) -> Generator[Item, Non
             yield item
         is_complete = item.error is None
         if item.error is not None:
+            stop.leave(item.error)
             raise item.error
     finally:
         if not is_complete:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from model.bundle import Manifest
 from service.errors import InferenceFailed, ServiceError, unwritten
-from service.mapping.ahead import StageClock, Stop
+from service.mapping.ahead import Cancelled, StageClock, Stop
 from service.mapping.blend import Answers
 from service.mapping.engines import Engine
 from service.mapping.lattice import Plan, Strip
@@ -40,10 +40,6 @@ class AnsweredBlock:
 
 
 Report = Callable[[int, int], None]  # lattice cells behind us, of how many; never by two threads at once
-
-
-class Cancelled(Exception):
-    """The work was stopped because somebody asked for it."""
 
 
 def read_blocks(source: PixelSource, plan: Plan, strips: Iterable[Strip]) -> Iterator[Block]:

@@ -15,20 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from model.bundle import Bundle, Manifest
 from service.errors import OptionsUnusable, OutputUnwritable, StorageFull, unwritten
-from service.mapping.ahead import StageClock, Stop, ahead
+from service.mapping.ahead import Cancelled, StageClock, Stop, ahead
 from service.mapping.blend import BLENDS, Blend, Blender, Directions
-from service.mapping.classify import AnsweredBlock, Block, Cancelled, Crew, LocalClassifier, Report, Run, read_blocks
+from service.mapping.classify import AnsweredBlock, Block, Crew, LocalClassifier, Report, Run, read_blocks
 from service.mapping.engines import Engine
 from service.mapping.lattice import Lattice, Plan, Strip, plan_mapping
 from service.mapping.rasters import RASTERS, MapWriter, optimise
 from service.mapping.records import Tally, make_item, make_summary, write_json, write_preview, write_style
-from service.mapping.scenes import Scene
+from service.mapping.remote import is_remote
+from service.mapping.scenes import Scene, require_unchanged
 from service.mapping.strips import PROBABILITY_TYPES, Checkpoint, MappedStrip, ProbabilityType, StoredStrip
-from service.mapping.view import PixelSource, SceneView, sample_pixels, unit_warning, view_scene
+from service.mapping.view import PixelSource, Sample, SceneView, unit_warning, view_scene
 
 STRIDES = (1, 2, 4, 8, 16)
 # A strip's pixels as float32. Some eight strips are in the pipeline at once, as pixels, directions or copies.
@@ -96,13 +98,11 @@ def map_scene(
     options = options.settled(manifest, scene.cols)
     plan = plan_scene(scene.rows, scene.cols, manifest, options, engine.batch)
     warnings = [*scene.warnings, *_band_warnings(view, manifest)]
-    require_own_place(scene.path, output)
+    if not is_remote(scene.path):
+        require_own_place(scene.path, output)
     with workplace(output) as folder:
         _require_space(folder, scene, manifest, options, checkpoint)
         tally = Tally(scene, manifest)
-        with clock.stage("read"), view.open() as pixels:
-            unusual = unit_warning(sample_pixels(pixels, scene.rows)[0], manifest)
-            warnings += [unusual] if unusual else []
         kept = None if checkpoint is None else open_checkpoint(checkpoint, scene, bundle, engine, options)
         mapper = StripMapper(engine, manifest, plan, options.blend, clock, report, cancelled, kept)
         with MapWriter(folder, scene, manifest, options.probability_type) as writer:
@@ -110,7 +110,10 @@ def map_scene(
                 with clock.stage("write"):
                     writer.write(strip)
                     tally.add(strip)
-        warnings += tally.warnings()
+        with clock.stage("read"):
+            unusual = unit_warning(_spectra(view, mapper.sample), manifest)
+            require_unchanged(scene)
+        warnings += [*([unusual] if unusual else []), *tally.warnings()]
         with clock.stage("optimise"):
             for name in RASTERS:
                 _until_cancelled(cancelled, optimise, folder, name, engine.callers)
@@ -124,11 +127,19 @@ def map_scene(
     return summary
 
 
+def _spectra(view: SceneView, sample: Sample) -> NDArray[np.float32]:
+    """What was sampled while the scene was read; rows that came from a checkpoint are read for it."""
+    if not sample.is_complete:
+        with view.open() as pixels:
+            sample.complete(pixels)
+    return sample.spectra
+
+
 def open_checkpoint(
     folder: Path, scene: Scene, bundle: Bundle, engine: Engine | Crew, options: MapOptions
 ) -> Checkpoint:
     """The strips of an earlier run that would come out the same today; those of any other run are dropped."""
-    decisive = (scene.rows, scene.cols, asdict(options), bundle.sha256, engine.provider, engine.batch)
+    decisive = (scene.rows, scene.cols, scene.version, asdict(options), bundle.sha256, engine.provider, engine.batch)
     name = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:16]
     try:
         for other in folder.glob("*"):
@@ -209,12 +220,13 @@ class StripMapper:
         self._stop = Stop(cancelled)
         self._checkpoint = checkpoint
         self._absurd_in_row: dict[int, int] = {}
+        self.sample = Sample(plan.lattice.rows)
 
     def map_view(self, view: SceneView, strips: Sequence[Strip]) -> Generator[MappedStrip, None, None]:
         """Consecutive strips of a scene on disk; the file is opened and read by a thread of its own."""
 
         def blocks() -> Generator[Block, None, None]:
-            with view.open() as pixels:
+            with view.open(self.sample) as pixels:
                 self._absurd_in_row = pixels.absurd_in_row
                 yield from self._read(pixels, strips)
 
@@ -238,6 +250,8 @@ class StripMapper:
                     yield strip
                 if self._stop.is_set():  # before the first strip, or between two: the stages ended without a word
                     raise Cancelled
+            except Cancelled:
+                raise self._stop.reason from None
             finally:
                 mapped.close()
 

@@ -25,6 +25,7 @@ from rasterio.windows import Window
 
 from model.spectra import Wavelengths, from_band_names, parse_list, to_nm, unit_in_nm
 from service.errors import DtypeUnsupported, SceneIncomplete, SceneTooLarge, SceneUnreadable
+from service.mapping.remote import REMOTE_ENV, address_of, fingerprint, is_remote, probe
 from service.mapping.tiff import declared_size, expected_bytes, packed_strip_bytes, reference_text
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # classic and BigTIFF, both byte orders
@@ -35,6 +36,8 @@ ENVI_SUFFIXES = (".img", ".bsq", ".bil", ".bip", ".dat", ".raw")
 FORMATS = "GeoTIFF, or ENVI (a data file and its .hdr)"
 # Blocks of a tiled file are met again by the next strip: enough for a row of them in most scenes, and a bound.
 CACHE_BYTES = 192 << 20
+# A scene in another place is read once only if a row of its blocks stays in memory, and two where a strip lies on both.
+REMOTE_ROW_BYTES = 1 << 30
 # The largest piece of a packed file that a server unpacks.
 BLOCK_BYTES = 512 << 20
 # GDAL looks through all keys of an ENVI header for each: 5,000 take it 0.4 s, 150,000 more than 100 s.
@@ -103,6 +106,7 @@ class Scene:
     transform: Affine
     gcps: tuple[GroundControlPoint, ...]  # in `crs`, where the file has points instead of a transform
     warnings: tuple[str, ...]
+    version: str = ""  # of a file in another place, which may be replaced while it is read
 
     @property
     def is_georeferenced(self) -> bool:
@@ -124,17 +128,21 @@ class Scene:
 def open_scene(path: Path, limits: Limits | None = None, *, counts_packed: bool = True) -> Scene:
     """Understand a scene, or refuse it; packed ENVI data are read whole, to see that nothing is missing, if asked."""
     path, driver = _locate(path)
-    if limits is not None:
+    said = probe(path) if is_remote(path) else ""
+    if limits is not None and not is_remote(path):
         limits.check_size(path.name, *_declared_size(path, driver, limits))
         _check_crs_text(path, driver)
-    if driver == "GTiff":
+    if driver == "GTiff" and not is_remote(path):
         _check_tail(path)
     try:
         with _opened(path, driver) as dataset, np.errstate(over="ignore"):
             if limits is not None:
                 _check_blocks(path, dataset, limits)
-            return _understand(path, driver, dataset, counts_packed=counts_packed)
+            scene = _understand(path, driver, dataset, counts_packed=counts_packed)
+            return replace(scene, version=fingerprint(said, dataset)) if is_remote(path) else scene
     except GDAL_ERRORS as error:
+        if is_remote(path):
+            raise _out_of_reach(path, error) from error
         raise SceneUnreadable(
             f"{path.name} cannot be read as {driver}: {_told(error, path)}; send {FORMATS}"
         ) from error
@@ -162,12 +170,30 @@ def read_cube(scene: Scene, window: Window | None = None) -> tuple[NDArray[np.fl
 def open_pixels(scene: Scene) -> Iterator[ScenePixels]:
     """The scene's pixels by window, from one open file; for one thread."""
     try:
-        with _opened(scene.path, scene.driver) as dataset:
+        with _opened(scene.path, scene.driver) as dataset, _rows_kept(scene, dataset):
             yield ScenePixels(scene, dataset)
     except GDAL_ERRORS as error:
+        if is_remote(scene.path):
+            raise _out_of_reach(scene.path, error) from error
         raise SceneUnreadable(
             f"{scene.path.name} is cut short or damaged: {_told(error, scene.path)}; copy it again"
         ) from error
+
+
+def require_unchanged(scene: Scene) -> None:
+    """Refuse what was made of a scene in another place, if the file there has been replaced meanwhile."""
+    if scene.version and open_scene(scene.path).version != scene.version:
+        raise SceneUnreadable(f"{address_of(scene.path)} was replaced while it was being read: send it again")
+
+
+def _out_of_reach(path: Path, error: Exception) -> SceneUnreadable:
+    """The refusal of a file in another place; GDAL's words may hold the whole address, secrets and all."""
+    found = re.search(r"HTTP response code: \d+|[Tt]imed? ?out|not recognized as[^/]*format", str(error))
+    reason = f" ({found[0]})" if found else ""
+    return SceneUnreadable(
+        f"{address_of(path)} cannot be read in place{reason}: it has to be a tiled GeoTIFF (a COG) that this server "
+        "may read; check it, or upload the scene with POST /scenes"
+    )
 
 
 class ScenePixels:
@@ -222,11 +248,28 @@ def _opened(path: Path, driver: str) -> Iterator[Any]:
     # Nothing beside a scene changes what is read: no .aux.xml (PAM), and for a TIFF no mask, overview or world file
     # either, since each of them may be a VRT that leads to other files. ENVI needs its folder to find the header.
     siblings = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR"} if driver == "GTiff" else {}
-    with rasterio.Env(GDAL_PAM_ENABLED="NO", GDAL_CACHEMAX=CACHE_BYTES, **siblings):
+    network = REMOTE_ENV if is_remote(path) else {}
+    with rasterio.Env(GDAL_PAM_ENABLED="NO", GDAL_CACHEMAX=CACHE_BYTES, **siblings, **network):
         with unplaced_is_fine():
             dataset = rasterio.open(path, driver=driver)
         with dataset:
             yield dataset
+
+
+@contextmanager
+def _rows_kept(scene: Scene, dataset: Any) -> Iterator[None]:
+    """Keep in memory what the next strip will read again, where it would have to come over a network."""
+    if not is_remote(scene.path):
+        yield
+        return
+    with rasterio.Env(GDAL_CACHEMAX=max(CACHE_BYTES, 2 * _row_of_blocks_bytes(dataset))):
+        yield
+
+
+def _row_of_blocks_bytes(dataset: Any) -> int:
+    block_rows, block_cols = dataset.block_shapes[0]
+    cols = -(-dataset.width // block_cols) * block_cols
+    return int(block_rows * cols * dataset.count * np.dtype(dataset.dtypes[0]).itemsize)
 
 
 def _told(error: Exception, path: Path) -> str:
@@ -256,6 +299,8 @@ def _is_nodata(raw: NDArray[Any], nodata: tuple[float | None, ...]) -> NDArray[n
 
 def _locate(path: Path) -> tuple[Path, str]:
     """The data file and the driver that its content asks for."""
+    if is_remote(path):
+        return path, "GTiff"
     try:
         if path.is_dir():
             raise SceneUnreadable(f"{path} is a folder: give the path of {FORMATS}")
@@ -301,9 +346,10 @@ def _data_of(header: Path) -> Path:
 
 
 def _understand(path: Path, driver: str, dataset: Any, *, counts_packed: bool) -> Scene:
+    name = _name_of(path)
     dtype = str(dataset.dtypes[0])
     if any(kind not in DTYPES for kind in dataset.dtypes):
-        raise DtypeUnsupported(f"{path.name} holds {dtype} samples; real numbers are needed: {', '.join(DTYPES)}")
+        raise DtypeUnsupported(f"{name} holds {dtype} samples; real numbers are needed: {', '.join(DTYPES)}")
     # ENVI's keys may be in capitals, which GDAL reads and leaves as they are.
     header = {key.lower(): text for key, text in dataset.tags(ns="ENVI").items()} if driver == "ENVI" else {}
     if driver == "ENVI":
@@ -317,22 +363,22 @@ def _understand(path: Path, driver: str, dataset: Any, *, counts_packed: bool) -
     candidates = [band for band in dataset.indexes if band not in masks]
     has_own_mask = MaskFlags.per_dataset in dataset.mask_flag_enums[0]
     has_alpha = MaskFlags.alpha in dataset.mask_flag_enums[0]
-    listed = {name: _listed(dataset, header, name) for name in ("bbl", "wavelength", "fwhm")}
+    listed = {key: _listed(dataset, header, key) for key in ("bbl", "wavelength", "fwhm")}
     warnings = [
-        f"{name} lists {len(numbers)} values for {dataset.count} bands and was ignored"
-        for name, numbers in listed.items()
+        f"{key} lists {len(numbers)} values for {dataset.count} bands and was ignored"
+        for key, numbers in listed.items()
         if numbers and len(numbers) != dataset.count
     ]
     bad_flags = listed["bbl"] if len(listed["bbl"]) == dataset.count else [1.0] * dataset.count
     good = [band for band in candidates if bad_flags[band - 1]]
     if not candidates:
-        raise SceneUnreadable(f"{path.name} holds a mask and no band: send {FORMATS}")
+        raise SceneUnreadable(f"{name} holds a mask and no band: send {FORMATS}")
     if not good:
-        raise SceneUnreadable(f"the header of {path.name} marks every band as bad (bbl): mend it")
+        raise SceneUnreadable(f"the header of {name} marks every band as bad (bbl): mend it")
     wavelengths_nm, fwhm_nm = _wavelengths(dataset, header, listed["fwhm"], good)
     factor = _reflectance_factor(header)
     if not np.isfinite(list(dataset.transform)).all():
-        raise SceneUnreadable(f"the georeference of {path.name} holds numbers that are none: mend it, or remove it")
+        raise SceneUnreadable(f"the georeference of {name} holds numbers that are none: mend it, or remove it")
     gcps, gcps_crs = dataset.gcps
     crs = dataset.crs or gcps_crs
     if not gcps and dataset.transform == Affine.identity():
@@ -341,7 +387,7 @@ def _understand(path: Path, driver: str, dataset: Any, *, counts_packed: bool) -
         warnings.append("the scene has no coordinate reference system; its transform is kept")
     return Scene(
         path=path,
-        name=path.name,
+        name=name,
         driver=driver,
         rows=dataset.height,
         cols=dataset.width,
@@ -359,6 +405,10 @@ def _understand(path: Path, driver: str, dataset: Any, *, counts_packed: bool) -
         gcps=tuple(gcps),
         warnings=tuple(warnings),
     )
+
+
+def _name_of(path: Path) -> str:
+    return address_of(path).rsplit("/", 1)[-1] if is_remote(path) else path.name
 
 
 def _declared_size(path: Path, driver: str, limits: Limits) -> tuple[int, int, int]:
@@ -397,16 +447,31 @@ def _check_crs_text(path: Path, driver: str) -> None:
 
 
 def _check_blocks(path: Path, dataset: Any, limits: Limits) -> None:
-    limits.check_size(path.name, dataset.height, dataset.width, dataset.count)
+    name = _name_of(path)
+    limits.check_size(name, dataset.height, dataset.width, dataset.count)
     item_bytes = max(np.dtype(kind).itemsize if kind in DTYPES else 16 for kind in dataset.dtypes)
     block_rows, block_cols = dataset.block_shapes[0]
     is_pixel = dataset.interleaving is not None and dataset.interleaving.value == "PIXEL"
     unpacked_bytes = dataset.height * dataset.width * dataset.count * item_bytes
     block_bytes = block_rows * block_cols * item_bytes * (dataset.count if is_pixel else 1)
-    if dataset.driver == "GTiff":  # GDAL may speak of single rows where it has to unpack a whole strip to get at them
+    if is_remote(path):
+        _check_remote(name, dataset)
+    elif dataset.driver == "GTiff":  # GDAL may speak of single rows where it has to unpack a whole strip to get at them
         block_bytes = max(block_bytes, packed_strip_bytes(path))
-    limits.check_unpacked(path.name, unpacked_bytes, block_bytes)
-    limits.check_row(path.name, dataset.width, dataset.count)
+    limits.check_unpacked(name, unpacked_bytes, block_bytes)
+    limits.check_row(name, dataset.width, dataset.count)
+
+
+def _check_remote(name: str, dataset: Any) -> None:
+    """Refuse what could not be read in place about once."""
+    block_rows, block_cols = dataset.block_shapes[0]
+    if block_rows % 16 or block_cols % 16:  # as TIFF's tiles never have
+        raise SceneUnreadable(f"{name} is not tiled, so it is not read in place: write it as COG, or upload it")
+    if _row_of_blocks_bytes(dataset) > REMOTE_ROW_BYTES:
+        raise SceneTooLarge(
+            f"a row of {name}'s blocks is {_row_of_blocks_bytes(dataset) >> 20} MB; of a scene that is read in place "
+            f"at most {REMOTE_ROW_BYTES >> 20} MB are accepted: write it with BLOCKSIZE=128, or upload it"
+        )
 
 
 def _check_size(path: Path, dataset: Any, header: dict[str, str], *, counts_packed: bool) -> None:

@@ -57,18 +57,19 @@ class SceneView:
     fill: NDArray[np.float32]  # what invalid pixels hold inside a patch
 
     @contextmanager
-    def open(self) -> Iterator[ViewedPixels]:
-        """The view's pixels, from one open file; for one thread."""
+    def open(self, sample: Sample | None = None) -> Iterator[ViewedPixels]:
+        """The view's pixels, from one open file; for one thread. What is read may go into a sample."""
         with open_pixels(self.scene) as pixels:
-            yield ViewedPixels(self, pixels)
+            yield ViewedPixels(self, pixels, sample)
 
 
 class ViewedPixels:
     """An open view; made by `SceneView.open`."""
 
-    def __init__(self, view: SceneView, pixels: ScenePixels) -> None:
+    def __init__(self, view: SceneView, pixels: ScenePixels, sample: Sample | None = None) -> None:
         self._view = view
         self._pixels = pixels
+        self._sample = sample
         # How many pixels of a row hold what no sensor measures: undeclared no-data, most likely.
         self.absurd_in_row: dict[int, int] = {}
 
@@ -80,7 +81,10 @@ class ViewedPixels:
             for row in np.flatnonzero(is_absurd.any(axis=-1)):
                 self.absurd_in_row[top + int(row)] = int(is_absurd[row].sum())
             valid &= ~is_absurd
-        return Pixels(top, fit_bands(cube, valid, self._view.match.weights, self._view.fill), valid)
+        pixels = Pixels(top, fit_bands(cube, valid, self._view.match.weights, self._view.fill), valid)
+        if self._sample is not None:
+            self._sample.see(pixels)
+        return pixels
 
 
 def fit_bands(
@@ -127,16 +131,47 @@ def match_manifest(wavelengths_nm: Wavelengths | None, bands: int, manifest: Man
         raise BandsMissing(str(error)) from error
 
 
+class Sample:
+    """Spectra of valid pixels from a few rows spread over a scene, taken as the rows are read."""
+
+    def __init__(self, rows: int) -> None:
+        self._wanted = {int(row) for row in np.linspace(0, rows - 1, SAMPLED_ROWS).round()}
+        self._spectra: dict[int, NDArray[np.float32]] = {}  # by row
+        self._shares: dict[int, float] = {}
+
+    def see(self, pixels: Pixels) -> None:
+        """Keep what is wanted of these rows."""
+        for row in self._wanted.intersection(range(pixels.top, pixels.bottom)) - self._spectra.keys():
+            cube, valid = pixels.cube[row - pixels.top], pixels.valid[row - pixels.top]
+            step = -(-len(valid) // SAMPLED_COLS)
+            self._spectra[row] = cube[::step][valid[::step]]
+            self._shares[row] = float(valid.mean())
+
+    def complete(self, source: PixelSource) -> None:
+        """Read the rows that nobody has read."""
+        for row in sorted(self._wanted - self._spectra.keys()):
+            self.see(source.read(row, row + 1))
+
+    @property
+    def is_complete(self) -> bool:
+        return self._wanted == self._spectra.keys()
+
+    @property
+    def spectra(self) -> NDArray[np.float32]:
+        """(n, bands), in the rows' order."""
+        return np.concatenate([self._spectra[row] for row in sorted(self._spectra)])
+
+    @property
+    def valid_share(self) -> float:
+        """Of the pixels of those rows."""
+        return float(np.mean([self._shares[row] for row in sorted(self._shares)]))
+
+
 def sample_pixels(source: PixelSource, rows: int) -> tuple[NDArray[np.float32], float]:
     """Spectra (n, bands) of valid pixels from a few rows spread over the scene, and the share that is valid."""
-    places = np.unique(np.linspace(0, rows - 1, SAMPLED_ROWS).round().astype(int))
-    spectra, shares = [], []
-    for row in places:
-        pixels = source.read(int(row), int(row) + 1)
-        step = -(-pixels.valid.shape[1] // SAMPLED_COLS)
-        spectra.append(pixels.cube[:, ::step][pixels.valid[:, ::step]])
-        shares.append(pixels.valid.mean())
-    return np.concatenate(spectra), float(np.mean(shares))
+    sample = Sample(rows)
+    sample.complete(source)
+    return sample.spectra, sample.valid_share
 
 
 def unit_warning(spectra: NDArray[np.float32], manifest: Manifest) -> str | None:
