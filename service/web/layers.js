@@ -18,7 +18,7 @@ function colorsOf(scene) {
   const found = COLORS.map(([words, wanted]) => {
     const places = wanted.map((each) => nm.reduce((best, value, at) => (Math.abs(value - each) < Math.abs(nm[best] - each) ? at : best), 0));
     const isNear = places.every((place, at) => Math.abs(nm[place] - wanted[at]) <= FAR_NM) && new Set(places).size === 3;
-    return isNear ? [words, places.map((place) => scene.band_numbers[place])] : null;
+    return isNear ? [words, places.map((place) => scene.band_numbers?.[place] ?? place + 1)] : null;
   });
   return found.filter(Boolean);
 }
