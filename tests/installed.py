@@ -1,0 +1,159 @@
+"""The service as an image has it, without an engine: its wheel, a plain user, and nothing to write on but the data."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ("model", "service", "training", "pyproject.toml", "README.md", "LICENSE")
+USER = 10001  # nobody: neither a name nor a home
+START_S = 90
+# Every file system read-only, in a view of the mounts that is this process's alone; then a plain user. Where the
+# interpreter lies in somebody's home, the way to it is opened and the home's other files are hidden.
+READ_ONLY = r"""
+set -euo pipefail
+mount --make-rprivate /
+mount --bind "$DATA" "$DATA"
+if [ -n "$HIDDEN" ]; then
+    mount --bind "$INTERPRETER" "$SHELF"
+    mount -t tmpfs -o mode=755 tmpfs "$HIDDEN"
+    mkdir -p "$INTERPRETER"
+    mount --move "$SHELF" "$INTERPRETER"
+fi
+while read -r _ _ _ _ place _; do
+    [ "$place" = "$DATA" ] || mount -o remount,bind,ro "$place" 2>/dev/null || true
+done < <(tac /proc/self/mountinfo)
+exec setpriv --reuid "$WHO" --regid "$WHO" --clear-groups --no-new-privs --inh-caps=-all "$@"
+"""
+
+
+def build_wheel(folder: Path) -> Path:
+    """The wheel, built from a copy: building leaves files beside its sources."""
+    copy = folder / "sources"
+    for name in SOURCES:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        else:
+            copy.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, copy)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(copy)]
+    subprocess.run(command, check=True, timeout=300)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def reaches_an_index() -> bool:
+    """Whether pip finds packages at all."""
+    options = ["--dry-run", "--no-deps", "--ignore-installed", "--no-cache-dir", "--retries", "0", "--timeout", "10"]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *options, "tqdm"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+class Installation:
+    """A virtual environment with the wheel and what it asks for."""
+
+    def __init__(self, folder: Path, wheel: Path, extras: str) -> None:
+        self.folder = folder
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
+        self.run("python", "-m", "pip", "install", "--quiet", f"{wheel}[{extras}]", timeout_s=600)
+
+    def run(self, program: str, *arguments: object, timeout_s: float = 120) -> str:
+        """Run one of its programs to its end, in no folder of ours; what it says."""
+        done = subprocess.run(
+            [str(self.folder / "bin" / program), *map(str, arguments)], capture_output=True, text=True, cwd="/",
+            timeout=timeout_s, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+def has_own_mounts() -> bool:
+    """Whether a process may have a view of the mounts to itself here."""
+    if os.geteuid() or not all(map(shutil.which, ("unshare", "nsenter", "setpriv"))):
+        return False
+    trial = ["unshare", "--mount", "sh", "-c", "mount --make-rprivate / && mount -o remount,bind,ro /"]
+    return subprocess.run(trial, capture_output=True, check=False).returncode == 0
+
+
+def closed_folder(path: Path) -> Path | None:
+    """The outermost folder on the way to a path through which others may not go."""
+    return next((each for each in reversed([path, *path.parents]) if not each.stat().st_mode & 0o001), None)
+
+
+class PlainServer:
+    """`hyperscene serve` of an installation, run by nobody in particular, who can write on the data folder only."""
+
+    def __init__(self, installation: Installation, data: Path, shelf: Path) -> None:
+        self.log = data.with_name("log")
+        self._log = self.log.open("ab")
+        interpreter = Path(sys.base_prefix)
+        environment = {
+            "PATH": os.environ["PATH"], "HYPERSCENE_PORT": "0", "HYPERSCENE_DATA": str(data),
+            "DATA": str(data), "SHELF": str(shelf), "INTERPRETER": str(interpreter), "WHO": str(USER),
+            "HIDDEN": str(closed_folder(interpreter) or ""),
+        }  # fmt: skip
+        program = [str(installation.folder / "bin" / "hyperscene"), "serve"]
+        self.process = subprocess.Popen(
+            ["unshare", "--mount", "bash", "-c", READ_ONLY, "bash", *program],
+            stdout=subprocess.PIPE, stderr=self._log, text=True, cwd="/", env=environment,
+        )  # fmt: skip
+        found = re.search(r"http://\S+", self.process.stdout.readline())
+        assert found, self.log.read_text()
+        self.url = found[0]
+        self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+
+    def wait_until_ready(self) -> PlainServer:
+        """Return when a worker has loaded the bundle."""
+        deadline = time.monotonic() + START_S
+        while (answer := self.client.get("/readyz")).status_code != 200:
+            assert time.monotonic() < deadline, answer.text + self.log.read_text()
+            time.sleep(0.1)
+        return self
+
+    def ids(self) -> set[str]:
+        """Who runs it: users and groups, real, effective, saved and for files."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return set(re.findall(r"\d+", "".join(re.findall(r"^(?:Uid|Gid|Groups):(.*)$", status, re.MULTILINE))))
+
+    def can_write(self, folder: Path) -> bool:
+        """Whether root himself could make a file there, among the server's mounts."""
+        script = 'touch "$0/a-trial" && rm "$0/a-trial"'
+        command = ["nsenter", "--mount", "--target", str(self.process.pid), "sh", "-c", script, str(folder)]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    def stop(self) -> tuple[int, float]:
+        """End it as an engine does; its exit code, and the seconds that it took."""
+        self.client.close()
+        began = time.monotonic()
+        self.process.terminate()
+        code = self.process.wait(30)
+        return code, time.monotonic() - began
+
+    def close(self) -> None:
+        """Leave nothing behind, whatever went wrong."""
+        self.client.close()
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        self._log.close()
+
+
+@contextmanager
+def plain_server(installation: Installation, data: Path, shelf: Path) -> Iterator[PlainServer]:
+    """A server that is ready, and gone afterwards."""
+    server = PlainServer(installation, data, shelf)
+    try:
+        yield server.wait_until_ready()
+    finally:
+        server.close()
