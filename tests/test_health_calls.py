@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from tests.scenes import write_tif
-from tests.server import part, running_server
+from tests.server import RunningServer, part, running_server
 
 METRICS = (
     "jobs_submitted_total", "jobs_finished_total", "jobs_pending", "jobs_running", "job_seconds_bucket",
     "job_queue_seconds_bucket", "stage_seconds_bucket", "patches_total", "pixels_total", "upload_bytes_total",
     "job_resumes_total", "model_info", "worker_heartbeat_age_seconds",
+    "ready", "jobs_pending_limit", "disk_free_bytes", "disk_total_bytes", "disk_min_free_bytes",
 )  # fmt: skip
 
 
@@ -47,13 +48,40 @@ def test_every_metric_of_the_design_is_there(client, mapped):
 
 
 def test_metrics_count_what_was_done(client, mapped):
-    values = dict(re.findall(r"^(hyperscene_\S+) ([0-9.e+]+)$", client.get("/metrics").text, re.MULTILINE))
-    finished = float(values['hyperscene_jobs_finished_total{reason="",status="successful"}'])
-    assert float(values["hyperscene_jobs_submitted_total"]) >= finished >= 1
-    assert float(values["hyperscene_job_seconds_count"]) >= finished
-    assert float(values['hyperscene_stage_seconds_count{stage="network"}']) >= 1
-    assert float(values['hyperscene_pixels_total{kind="valid"}']) >= 20 * 33
-    assert float(values["hyperscene_upload_bytes_total"]) > 20 * 33 * 5 * 4
+    values = metrics_of(client)
+    finished = values['hyperscene_jobs_finished_total{reason="",status="successful"}']
+    assert values["hyperscene_jobs_submitted_total"] >= finished >= 1
+    assert values["hyperscene_job_seconds_count"] >= finished
+    assert values['hyperscene_stage_seconds_count{stage="network"}'] >= 1
+    assert values['hyperscene_pixels_total{kind="valid"}'] >= 20 * 33
+    assert values["hyperscene_upload_bytes_total"] > 20 * 33 * 5 * 4
+
+
+def metrics_of(client):
+    """Every sample, by its name and labels."""
+    found = re.findall(r"^(hyperscene_\S+) ([0-9.e+]+)$", client.get("/metrics").text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def test_metrics_tell_whether_work_can_be_done_and_of_the_disk(client):
+    values = metrics_of(client)
+    assert values["hyperscene_ready"] == 1
+    assert values["hyperscene_jobs_pending_limit"] == 100
+    assert values["hyperscene_disk_min_free_bytes"] == 1e9
+    assert values["hyperscene_disk_total_bytes"] >= values["hyperscene_disk_free_bytes"] > 0
+
+
+def test_metrics_say_that_a_server_is_not_ready(tmp_path, bundle_folder):
+    options = ("--bundles", bundle_folder, "--device", "cpu", "--min-free-bytes", "1000TB", "--max-waiting", "7")
+    server = RunningServer(tmp_path / "data", *options)
+    try:
+        values = metrics_of(server.client)
+        assert server.client.get("/readyz").status_code == 503
+    finally:
+        server.stop()
+    assert values["hyperscene_ready"] == 0
+    assert values["hyperscene_jobs_pending_limit"] == 7
+    assert values["hyperscene_disk_min_free_bytes"] == 1e15
 
 
 def test_logs_are_json_with_the_ids_of_request_and_job(server, mapped):

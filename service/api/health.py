@@ -19,8 +19,7 @@ from service.api.context import OwnerDep, Service, ServiceDep
 from service.api.documents import Health, Live, Ready
 from service.api.problems import problems
 from service.errors import NotReady
-from service.jobs.models import Models
-from service.jobs.store import BUCKETS_S, Store
+from service.jobs.store import BUCKETS_S
 
 router = APIRouter(tags=["health"])
 
@@ -96,17 +95,19 @@ def _health(service: Service, reasons: list[str]) -> Health:
 async def metrics(service: ServiceDep, owner: OwnerDep) -> Response:
     """Counters survive a restart: they live in the store."""
     registry = CollectorRegistry()
-    registry.register(_Collector(service.store, service.models))
+    registry.register(_Collector(service, not await service.not_ready_reasons()))
     text = await asyncio.to_thread(generate_latest, registry)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 class _Collector(Collector):
-    """The store's numbers as Prometheus has them."""
+    """The store's numbers, and the disk's, as Prometheus has them."""
 
-    def __init__(self, store: Store, models: Models) -> None:
-        self._store = store
-        self._models = models
+    def __init__(self, service: Service, is_ready: bool) -> None:
+        self._settings = service.settings
+        self._store = service.store
+        self._models = service.models
+        self._is_ready = is_ready
 
     def describe(self) -> list[Metric]:
         return []
@@ -121,7 +122,9 @@ class _Collector(Collector):
             yield counter
         for name, (words, labels) in HISTOGRAMS.items():
             yield self._histogram(name, words, labels, counts)
-        yield from self._gauges()
+        yield from self._job_gauges()
+        yield from self._worker_gauges()
+        yield from self._disk_gauges()
 
     def _histogram(
         self, name: str, words: str, labels: tuple[str, ...], counts: list[tuple[str, dict[str, str], float]]
@@ -141,10 +144,16 @@ class _Collector(Collector):
             histogram.add_metric(list(key), _cumulative(buckets), total)
         return histogram
 
-    def _gauges(self) -> Iterator[Metric]:
+    def _job_gauges(self) -> Iterator[Metric]:
         jobs = self._store.count_jobs()
+        yield GaugeMetricFamily("hyperscene_ready", "Whether work can be done: 1, or 0", float(self._is_ready))
         yield GaugeMetricFamily("hyperscene_jobs_pending", "Jobs that wait", jobs.get("accepted", 0))
         yield GaugeMetricFamily("hyperscene_jobs_running", "Jobs that are being mapped", jobs.get("running", 0))
+        yield GaugeMetricFamily(
+            "hyperscene_jobs_pending_limit", "Jobs that may wait, before more are refused", self._settings.max_waiting
+        )
+
+    def _worker_gauges(self) -> Iterator[Metric]:
         age = GaugeMetricFamily(
             "hyperscene_worker_heartbeat_age_seconds", "Since a worker was last heard of", labels=["worker"]
         )
@@ -156,6 +165,13 @@ class _Collector(Collector):
             for model in self._models.by_name:
                 info.add_metric([model, provider], 1)
         yield info
+
+    def _disk_gauges(self) -> Iterator[Metric]:
+        disk = disk_usage(self._settings.data)
+        yield GaugeMetricFamily("hyperscene_disk_free_bytes", "Free on the data folder's disk", disk.free)
+        yield GaugeMetricFamily("hyperscene_disk_total_bytes", "Size of the data folder's disk", disk.total)
+        least = int(self._settings.min_free_bytes)
+        yield GaugeMetricFamily("hyperscene_disk_min_free_bytes", "Below this much free, no work is taken", least)
 
 
 def _cumulative(buckets: dict[str, float]) -> list[tuple[str, float]]:
