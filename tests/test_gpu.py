@@ -1,9 +1,13 @@
 """What the GPU engine does with a session, tried with one that counts and fails on purpose."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from model.bundle import load_bundle
 from service.errors import InferenceFailed
+from service.mapping import gpu
 from service.mapping.gpu import GpuEngine
 
 
@@ -55,6 +59,20 @@ def ask(session, count, batch=64):
     answer = engine.probabilities(np.zeros((20, 20, 3), np.float32), centers)
     np.testing.assert_array_equal(answer, centers)
     return engine, transfers
+
+
+def test_libraries_that_pip_installed_are_loaded_before_a_session_is_made(monkeypatch, bundle, capsys):
+    calls = []
+    runtime = SimpleNamespace(
+        preload_dlls=lambda: calls.append("libraries") or print("no libcudnn"),
+        get_available_providers=lambda: ["CUDAExecutionProvider"],
+        SessionOptions=SimpleNamespace,
+        InferenceSession=lambda *_, **__: calls.append("session") or CountingSession(1),
+    )
+    monkeypatch.setattr(gpu, "import_onnxruntime", lambda: runtime)
+    GpuEngine.open(load_bundle(bundle), "cuda")
+    assert calls == ["libraries", "session"]
+    assert capsys.readouterr().out == ""  # where documents are printed
 
 
 def test_a_window_crosses_the_bus_once_for_all_its_batches():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,6 +44,7 @@ class GpuEngine:
     def open(cls, bundle: Bundle, device: str, batch: int = 0) -> GpuEngine:
         """A session on the asked-for device, or the reason why there is none."""
         onnxruntime = import_onnxruntime()
+        _load_libraries(onnxruntime)
         wanted = PROVIDERS[device]
         if wanted not in gpu_providers():
             raise NotReady(
@@ -96,6 +99,14 @@ class GpuEngine:
             self.session.run_with_iobinding(binding)
             answers.append(binding.copy_outputs_to_cpu()[0][: len(part)])
         return np.concatenate(answers)
+
+
+def _load_libraries(onnxruntime: Any) -> None:
+    """Have CUDA and cuDNN found where pip has put them, as in the GPU image; else the system's are used."""
+    preload = getattr(onnxruntime, "preload_dlls", None)  # since 1.21
+    if preload is not None:
+        with contextlib.redirect_stdout(sys.stderr):  # it prints what it does not find, and standard output is ours
+            preload()
 
 
 def _is_out_of_memory(error: Exception) -> bool:
