@@ -350,6 +350,16 @@ def test_an_engine_that_fails_midway_is_reported_and_leaves_nothing(tmp_path, th
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hyperscene")]
 
 
+def test_an_engine_that_fails_far_into_a_scene_is_no_cancellation(tmp_path):
+    """Strips that came before are still being blended when the stages hear that the run is over."""
+    scene = small_scene(tmp_path / "s.tif", rows=640, cols=160)
+    bundle = load_bundle(write_patch_bundle(tmp_path / "b.onnx"))
+    for calls in range(60, 160, 10):
+        engine = CpuEngine(FailingSession(bundle.session, calls, fail), 2, 4)
+        with pytest.raises(InferenceFailed, match="device lost"):
+            map_scene(open_scene(scene), bundle, engine, tmp_path / "out", MapOptions(strip_px=16))
+
+
 def test_a_scene_that_turns_out_to_be_damaged_midway_is_refused_and_leaves_nothing(tmp_path):
     values = spectra_of(quadrants(300, 40), 5).round(1)  # few values: noise is stored as it is, and any bytes will do
     scene = write_tif(tmp_path / "s.tif", values, wavelengths_nm=NM, compress="deflate", tiled=True,

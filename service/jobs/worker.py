@@ -259,7 +259,7 @@ class Worker:
             log.info("released", extra={"worker": self._name})
             return
         current = self._store.job(job.id)
-        if isinstance(error, Cancelled) or current is None or current.token != job.token:
+        if current is None or current.token != job.token or (isinstance(error, Cancelled) and self._cancelled.is_set()):
             self._leave(job, current)
             return
         refusal = self._refusal(job, error)

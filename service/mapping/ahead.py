@@ -25,17 +25,14 @@ class Stop:
     def __init__(self, cancelled: threading.Event | None = None) -> None:
         self._cancelled = cancelled or threading.Event()
         self._is_left = threading.Event()
-        self._error: BaseException | None = None
 
-    def leave(self, error: BaseException | None = None) -> None:
-        """End the run, because of an error where there is one, and cancel nothing else that listens to the event."""
-        self._error = self._error or error
+    def leave(self) -> None:
+        """End the run without cancelling anything else that listens to the same event."""
         self._is_left.set()
 
-    @property
-    def reason(self) -> BaseException:
-        """Why the run ends: what was raised first. Other stages may only have noticed that it does."""
-        return Cancelled() if self._error is None or self._cancelled.is_set() else self._error
+    def is_cancelled(self) -> bool:
+        """Whether somebody asked for the end; otherwise a stage has failed, and its error is on its way."""
+        return self._cancelled.is_set()
 
     def is_set(self) -> bool:
         """Whether to end; asked often, by every stage."""
@@ -84,7 +81,6 @@ def ahead(items: Generator[Item, None, None], stop: Stop) -> Generator[Item, Non
             yield item
         is_complete = item.error is None
         if item.error is not None:
-            stop.leave(item.error)
             raise item.error
     finally:
         if not is_complete:

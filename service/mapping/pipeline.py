@@ -245,13 +245,11 @@ class StripMapper:
             mapped = ahead(self._blend_blocks(answered, strips[0].top), self._stop)
             try:
                 for strip in mapped:
-                    if self._stop.is_set():
+                    if self._stop.is_cancelled():
                         raise Cancelled
                     yield strip
-                if self._stop.is_set():  # before the first strip, or between two: the stages ended without a word
+                if self._stop.is_cancelled():  # before the first strip, or between two: the stages ended in silence
                     raise Cancelled
-            except Cancelled:
-                raise self._stop.reason from None
             finally:
                 mapped.close()
 
@@ -275,7 +273,7 @@ class StripMapper:
                     strip, pixels = item.block.strip, item.block.pixels
                     spectra = Directions.of(pixels) if self._blend == "angle" else None
                     for answers in item.answers:
-                        if self._stop.is_set():
+                        if self._stop.is_cancelled():
                             raise Cancelled
                         blender.add(answers, spectra)
                         patches[answers.group] = int(answers.is_asked.sum())
