@@ -1,5 +1,6 @@
 """Several machines: a real scheduler and real workers, each a process, and a service that maps with them."""
 
+import asyncio
 import re
 import shutil
 import signal
@@ -15,11 +16,12 @@ import psutil
 import pytest
 
 from model.bundle import load_bundle
-from service.cluster import tasks
+from service.cluster import dispatch, tasks
 from service.cluster.crew import Cluster
 from service.cluster.members import Member
-from service.cluster.roster import Roster
+from service.cluster.roster import EQUIP_S, Roster
 from service.mapping.ahead import Cancelled
+from service.mapping.classify import CrewLost
 from service.mapping.engines import make_engine
 from service.mapping.lattice import Lattice, plan_mapping
 from service.mapping.pipeline import MapOptions, StripMapper, map_scene, plan_scene
@@ -27,7 +29,7 @@ from service.mapping.scenes import open_scene
 from service.mapping.view import Pixels
 from service.settings import Settings
 from tests.bundles import write_patch_bundle
-from tests.cluster import RunningCluster, running_cluster
+from tests.cluster import RunningCluster, free_port, running_cluster
 from tests.cluster_faults import Attack, strips_by_worker
 from tests.command_line import refusal, run
 from tests.faults import COMPARED
@@ -138,7 +140,7 @@ def test_a_bundle_is_sent_to_each_worker_once(cluster, bundles, tmp_path, monkey
 
 
 def test_answers_of_an_earlier_run_are_not_asked_for_again(tmp_path, connection, bundles):
-    scene = write_tif(tmp_path / "s.tif", values_of(), wavelengths_nm=WAVELENGTHS)
+    scene = slow_scene(tmp_path / "s.tif")
     bundle = load_bundle(bundles / "pooled.onnx")
     cancelled, notes = threading.Event(), []
 
@@ -159,7 +161,7 @@ def test_answers_of_an_earlier_run_are_not_asked_for_again(tmp_path, connection,
     cancelled.clear()
     map_once(None)
     # The first run had answers for more than half of the ten groups, whatever order they came in.
-    assert sum(strips_by_worker({"history": [{"text": text} for text in notes]}).values()) <= 5
+    assert 0 < sum(strips_by_worker({"history": [{"text": text} for text in notes]}).values()) <= 5
     assert {name: (tmp_path / "out" / name).read_bytes() for name in COMPARED} == local_map(
         scene, bundle, tmp_path / "here"
     )
@@ -209,10 +211,150 @@ def test_a_worker_that_hangs_is_ended_and_its_strips_go_to_others(cluster, bundl
         child = cluster.workers[0].child()
         child.send_signal(signal.SIGSTOP)
         found = server.finished(job)
-    assert found["status"] == "successful", found
+    assert (found["status"], found["resumes"]) == ("successful", 0), found
     assert any("w1 did not answer for 5 seconds" in text for text in told(found)), told(found)
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
     wait_for(cluster.workers[0].child)  # its nanny has started another one
+
+
+def in_loop(connection, work):
+    """What a coroutine gives in the thread that talks to the cluster."""
+    return asyncio.run_coroutine_threadsafe(work, connection._loop).result(60)
+
+
+def test_questions_that_nobody_waits_for_any_more_do_no_harm_to_later_ones(cluster):
+    """Dask lets calls share what one of them begins: cancelled at the wrong moment, it would take the others along."""
+    connection = Cluster(Settings(cluster=cluster.address))
+    roster = connection._roster
+    wait_for(lambda: len(roster.members) == 2)
+
+    async def ask_and_leave():
+        for after_s in np.linspace(0, 0.03, 40):
+            member = next(iter(roster.members.values()))
+            asking = [asyncio.create_task(roster.call(member, tasks.equip, "")) for _ in range(3)]
+            await asyncio.sleep(after_s)
+            for task in asking:
+                task.cancel()
+            assert await asyncio.wait_for(roster.call(member, tasks.equip, ""), 10) == tasks.Missing()
+
+    in_loop(connection, ask_and_leave())
+    connection.close()
+
+
+def test_pixels_that_nobody_waits_for_any_more_do_not_stay_on_a_worker(cluster):
+    connection = Cluster(Settings(cluster=cluster.address))
+    roster = connection._roster
+    wait_for(lambda: len(roster.members) == 2)
+
+    async def send_and_leave():
+        for after_s in np.linspace(0.001, 0.03, 20):
+            member = next(iter(roster.members.values()))
+            sending = asyncio.create_task(roster.send(member, np.zeros(2_000_000, np.float32)))
+            await asyncio.sleep(after_s)
+            sending.cancel()
+        del sending  # its traceback holds what was sent
+        for _ in range(100):
+            held = await roster._client.run(lambda dask_worker: len(dask_worker.data))
+            if not any(held.values()):
+                return held
+            await asyncio.sleep(0.1)
+        return held
+
+    assert not any(in_loop(connection, send_and_leave()).values())
+    connection.close()
+
+
+@pytest.mark.parametrize("sickness", ["memory", "engine", "task"])
+def test_a_sick_worker_costs_no_job(bundles, tmp_path, sickness):
+    scene = slow_scene(tmp_path / "s.tif", 8)
+    poisoned = {"PYTHONPATH": str(POISON_FOLDER), "CLUSTER_POISON": "1"}
+    with running_cluster(tmp_path / "cluster", 1, **poisoned) as cluster:
+        cluster.add_worker(**poisoned | {"CLUSTER_POISON": sickness})
+        cluster.wait_for_workers()
+        options = ("--cluster", cluster.address, "--bundles", bundles, "--model", "pooled", "--strip-px", 16)
+        with running_server(tmp_path / "data", *options, "--cluster-jobs", 1) as server:
+            found = server.finished(server.submit(scene))
+            assert (found["status"], found["resumes"]) == ("successful", 0), found
+            assert any("worker w2 failed at rows" in text for text in told(found)), told(found)
+            assert any("worker w2 is not used: it failed at 3 strips" in text for text in told(found)), told(found)
+            assert set(strips_by_worker(found)) == {"w1"}
+            later = server.finished(server.submit(scene))
+            assert not any("failed at rows" in text for text in told(later)), told(later)
+
+
+def test_what_every_worker_refuses_fails_the_job_in_the_words_of_one_machine(tmp_path, bundles):
+    scene = slow_scene(tmp_path / "s.tif", 9)
+    poisoned = {"PYTHONPATH": str(POISON_FOLDER), "CLUSTER_POISON": "engine"}
+    with running_cluster(tmp_path / "cluster", 2, **poisoned) as cluster:
+        options = ("--cluster", cluster.address, "--bundles", bundles, "--model", "pooled", "--strip-px", 16)
+        with running_server(tmp_path / "data", *options) as server:
+            found = server.finished(server.submit(scene))
+    assert found["problem"]["code"] == "inference_failed"
+    assert "the GPU has fallen off the bus" in found["problem"]["detail"]
+
+
+def test_a_bundle_that_no_worker_runs_fails_its_job_and_closes_nothing(tmp_path, bundles):
+    scene = write_tif(tmp_path / "s.tif", values_of(), wavelengths_nm=WAVELENGTHS)
+    poisoned = {"PYTHONPATH": str(POISON_FOLDER), "CLUSTER_POISON": "without token"}
+    with running_cluster(tmp_path / "cluster", 2, **poisoned) as cluster:
+        options = ("--cluster", cluster.address, "--bundles", bundles, "--model", "pooled", "--strip-px", 16)
+        with running_server(tmp_path / "data", *options) as server:
+            found = server.finished(server.submit(scene, model="token"))
+            assert found["problem"]["code"] == "not_ready"
+            assert "does not give the bundle's own answers" in found["problem"]["detail"]
+            assert server.client.get("/readyz").status_code == 200
+            assert server.finished(server.submit(scene))["status"] == "successful"
+
+
+def test_a_frozen_worker_does_not_hold_up_a_new_bundle(tmp_path):
+    path = write_patch_bundle(tmp_path / "new.onnx", name="new")
+    with running_cluster(tmp_path / "cluster", 2) as cluster:
+        cluster.workers[0].child().send_signal(signal.SIGSTOP)
+        connection = Cluster(Settings(cluster=cluster.address))
+        began = time.monotonic()
+        connection.crew(load_bundle(path), lambda text: None, lambda: False)
+        waited_s = time.monotonic() - began
+        cluster.workers[0].child().send_signal(signal.SIGCONT)
+        connection.close()
+    assert waited_s < EQUIP_S / 2
+
+
+def test_a_worker_that_comes_back_to_its_address_is_not_leaving_any_more(tmp_path):
+    port = free_port()
+    with running_cluster(tmp_path / "cluster") as cluster:
+        cluster.add_worker("--port", port)
+        cluster.wait_for_workers()
+        assert cluster.workers[0].stop() == 0
+        cluster.add_worker("--port", port)
+        cluster.wait_for_workers()
+        connection = Cluster(Settings(cluster=cluster.address))
+        (member,) = wait_for(lambda: list(connection._roster.members.values()))
+        assert member.address.endswith(f":{port}")
+        assert not in_loop(connection, connection._roster.is_leaving(member))
+        connection.close()
+
+
+def test_a_job_whose_kind_of_worker_is_gone_begins_anew_with_others(tmp_path, bundles, monkeypatch):
+    monkeypatch.setattr(dispatch, "ALONE_S", 1.0)
+    scene = slow_scene(tmp_path / "s.tif", 10, rows=320)
+    bundle = load_bundle(bundles / "pooled.onnx")
+    poisoned = {"PYTHONPATH": str(POISON_FOLDER), "CLUSTER_POISON": "1"}
+    with running_cluster(tmp_path / "cluster", 2, **poisoned) as cluster:
+        cluster.add_worker("--device", "openvino")
+        cluster.wait_for_workers()
+        connection, notes = Cluster(Settings(cluster=cluster.address)), []
+        crew = connection.crew(bundle, notes.append, lambda: False)
+        assert "ONNX Runtime" in crew.provider
+
+        def lose_them(done, total):
+            for worker in cluster.workers[:2]:
+                worker.kill()
+
+        with pytest.raises(CrewLost):
+            map_scene(open_scene(scene), bundle, crew, tmp_path / "out", MapOptions(strip_px=16), lose_them)
+        assert any("begins anew" in text for text in notes), notes
+        assert "OpenVINO" in connection.crew(bundle, notes.append, lambda: False).provider
+        connection.close()
 
 
 def test_a_stopped_worker_says_goodbye_and_nobody_is_blamed(cluster, server, tmp_path):

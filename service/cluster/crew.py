@@ -18,7 +18,7 @@ from service.cluster.dispatch import Assignment, Dispatcher, Note
 from service.cluster.members import Work
 from service.cluster.roster import Roster, adopt_logs
 from service.cluster.tasks import Answer, Question, Ready
-from service.errors import unwritten
+from service.errors import NotReady, unwritten
 from service.mapping.ahead import Cancelled
 from service.mapping.classify import Block, Classifier, Crew, Milestone, Pending, PendingGroup, Run
 from service.mapping.engines import cores
@@ -61,11 +61,17 @@ class Cluster:
         self._loop.call_soon_threadsafe(self._roster.want, bundle)
         return None if self.trouble else self._roster.choice(bundle.sha256)
 
+    def refusal(self, bundle: Bundle) -> str | None:
+        """Why no worker can run this bundle, where there are some that run others."""
+        return self._roster.refusal(bundle.sha256)
+
     def crew(self, bundle: Bundle, note: Note, is_over: Callable[[], bool]) -> ClusterCrew:
         """The workers for a job; waits until there are some."""
         while (found := self.choice(bundle)) is None:
             if is_over():
                 raise Cancelled
+            if not self.trouble and (reason := self.refusal(bundle)):
+                raise NotReady(f"no worker of the cluster runs the bundle {bundle.manifest.name}: {reason}")
             time.sleep(LOOK_EVERY_S)
         return ClusterCrew(self, bundle, found, note)
 

@@ -12,15 +12,19 @@ from dataclasses import dataclass, field
 from service.cluster.members import Member, Work
 from service.cluster.roster import Roster, SchedulerLost, answer_aloud
 from service.cluster.tasks import Answer, Missing, Refused, stop_run
-from service.errors import InferenceFailed, in_words
+from service.errors import InferenceFailed, ServiceError, in_words
 from service.mapping.ahead import Cancelled
+from service.mapping.classify import CrewLost
 
 log = logging.getLogger("hyperscene.cluster")
 
 LOOK_EVERY_S = 0.3
+LISTEN_EVERY_S = 0.1  # to whether the job is over
 LANES = 2  # questions a worker has at a time: while one is answered, the next is on its way
 MOST_FAILURES = 3  # of workers that had begun with a question
 MOST_LOSSES = 10  # of workers that had it, begun or not
+MOST_BLUNDERS = 3  # of one worker: questions that it failed at and others answered
+ALONE_S = 60.0  # that a job waits for a worker that runs what it began with, while there are only others
 
 Note = Callable[[str], None]
 
@@ -46,13 +50,15 @@ class Dispatcher:
         self._stall_s = stall_s
         self._assignment: Assignment | None = None
         self._waiting: deque[Work] = deque()
+        self._gone: list[Member] = []  # that were lost, and whose questions are being looked after
+        self._alone_since: float | None = None  # nobody runs what the job runs
         self._is_wanted = asyncio.Event()  # something is wrong: look now
         self._is_closed = False
         self._background: set[asyncio.Task[None]] = set()
 
     def begin(self, assignment: Assignment) -> None:
         """From now on, questions of this job are sent."""
-        self._assignment = assignment
+        self._assignment, self._alone_since = assignment, None
 
     def enqueue(self, work: Work) -> None:
         """One more question."""
@@ -67,7 +73,7 @@ class Dispatcher:
         assignment, self._assignment = self._assignment, None
         if assignment is None:
             return
-        members = [member for member in self._roster.members.values() if member.in_flight]
+        members = [member for member in (*self._roster.members.values(), *self._gone) if member.in_flight]
         unanswered = [*self._waiting, *(work for member in members for work in member.in_flight)]
         self._waiting.clear()
         for member in members:
@@ -89,6 +95,7 @@ class Dispatcher:
 
     async def watch(self) -> None:
         """Look at the cluster, over and over, and put right what can be."""
+        self._start(self._listen())
         while not self._is_closed:
             try:
                 await self._look()
@@ -104,20 +111,42 @@ class Dispatcher:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._roster.disconnect()
 
+    async def _listen(self) -> None:
+        """End a job as soon as it is over, however long a look takes."""
+        while not self._is_closed:
+            if self._assignment is not None and self._assignment.is_over():
+                self.end()
+            await asyncio.sleep(LISTEN_EVERY_S)
+
     async def _look(self) -> None:
-        if self._assignment is not None and self._assignment.is_over():
-            self.end()
         if not self._roster.is_connected:
             if self._roster.members:
                 raise SchedulerLost("the connection broke")
             if await self._roster.connect():
                 self._note(f"connected with {self._roster.address}")
         else:
-            for member in await self._roster.look():
-                await self._lose(member)
+            self._gone += await self._roster.look()
+            while self._gone:
+                await self._lose(self._gone[0])
+                del self._gone[0]
             for member in list(self._roster.members.values()):
-                self._look_after(member)
+                await self._look_after(member)
         self._fill()
+        self._begin_anew_if_alone()
+
+    def _begin_anew_if_alone(self) -> None:
+        """A job whose kind of worker has gone for good goes on with others, from its beginning: they may round
+        differently."""
+        assignment = self._assignment
+        is_alone = assignment is not None and bool(self._waiting) and not self._roster.trouble and not self._fit()
+        if not is_alone:
+            self._alone_since = None
+            return
+        self._alone_since = self._alone_since or time.monotonic()
+        if assignment is not None and time.monotonic() - self._alone_since > ALONE_S:
+            self._note(f"no worker is left that runs {assignment.provider}: the job begins anew with what there is")
+            while self._waiting:
+                self._waiting.popleft().answer.set_exception(CrewLost())
 
     async def _lose_scheduler(self, reason: str) -> None:
         """Nobody is to blame; everything under way is sent again when there is a scheduler."""
@@ -139,18 +168,36 @@ class Dispatcher:
         guilty = next((work for work in member.in_flight if work.id == begun), None)
         self._take_back(member, guilty, f"worker {member.name} was lost")
 
-    def _look_after(self, member: Member) -> None:
+    async def _look_after(self, member: Member) -> None:
         for work in [work for work in member.in_flight if work.trouble is not None]:
-            self._note(f"worker {member.name} failed at {work}, sent again: {work.trouble}")
             member.in_flight.remove(work)
-            self._send_again(work, f"worker {member.name} failed: {work.trouble}")
-            _promote(member)
-        head = member.in_flight[0] if member.in_flight else None
-        if head is not None and head.began is not None and time.monotonic() - head.began > self._stall_s:
-            silence = f"worker {member.name} did not answer for {in_words(self._stall_s)}"
-            self._note(f"{silence} with {_list(member.in_flight)} under way, sent again; the worker is restarted")
-            self._take_back(member, head, silence)
-            self._start(self._roster.restart(member))
+            self._fail_at(member, work, str(work.trouble) or type(work.trouble).__name__)
+        if not self._is_stuck(member):
+            return
+        begun = await self._roster.last_begun(member)  # another job's question may be what it hangs at
+        if not self._is_stuck(member):  # any more
+            return
+        guilty = next((work for work in member.in_flight if work.id == begun), None)
+        silence = f"worker {member.name} did not answer for {in_words(self._stall_s)}"
+        self._note(f"{silence} with {_list(member.in_flight)} under way, sent again; the worker is restarted")
+        self._roster.avoid(member)
+        self._take_back(member, guilty, silence)
+        self._start(self._roster.restart(member))
+
+    def _is_stuck(self, member: Member) -> bool:
+        began = member.in_flight[0].began if member.in_flight else None
+        return began is not None and time.monotonic() - began > self._stall_s
+
+    def _fail_at(self, member: Member, work: Work, reason: str, refusal: ServiceError | None = None) -> None:
+        """A worker that lives on could not answer: others may. What all of them refuse, or three, is the scene's."""
+        _promote(member)
+        work.tried.add(member.address)
+        others = [other for other in self._fit() if other.address not in work.tried]
+        if refusal is not None and (not others or len(work.tried) >= MOST_FAILURES):
+            work.answer.set_exception(refusal)
+            return
+        self._note(f"worker {member.name} failed at {work}, sent again: {reason}")
+        self._send_again(work, f"worker {member.name} failed: {reason}")
 
     def _take_back(self, member: Member, guilty: Work | None = None, blame: str = "") -> None:
         """Send a worker's questions to others; the one that it was at bears the blame."""
@@ -162,6 +209,9 @@ class Dispatcher:
     def _send_again(self, work: Work, blame: str | None) -> None:
         self._let_go(work)
         work.began = work.trouble = None
+        if self._assignment is None or work.question.run_id != self._assignment.run_id:  # it ended meanwhile
+            work.answer.set_exception(Cancelled())
+            return
         if blame is not None:
             work.failures.append(blame)
         if len(work.failures) < MOST_FAILURES and work.losses < MOST_LOSSES:
@@ -180,20 +230,31 @@ class Dispatcher:
         if self._assignment is None:
             return
         sha256, provider = self._assignment.sha256, self._assignment.provider
-        fit = [member for member in self._roster.members.values() if member.is_fit(sha256, provider)]
         for member in self._roster.members.values():
             refusal = member.refusal(sha256, provider)
             if refusal and member.name not in self._assignment.refused:
                 self._assignment.refused.add(member.name)
                 self._note(f"worker {member.name} is not used: {refusal}")
-        while self._waiting and fit:
-            member = min(fit, key=lambda member: len(member.in_flight))
-            if len(member.in_flight) >= LANES:
+        fit = self._fit()
+        for work in [*self._waiting]:
+            free = [member for member in fit if len(member.in_flight) < LANES]
+            if not free:
                 return
-            work = self._waiting.popleft()
+            fresh = [member for member in free if member.address not in work.tried]
+            if not fresh and any(member.address not in work.tried for member in fit):
+                continue  # somebody who has not tried it will be free
+            member = min(fresh or free, key=lambda member: len(member.in_flight))
+            self._waiting.remove(work)
             member.in_flight.append(work)
             _promote(member)
             work.sending = asyncio.create_task(self._send(member, work))
+
+    def _fit(self) -> list[Member]:
+        """Workers that questions of the job may be sent to."""
+        if self._assignment is None:
+            return []
+        sha256, provider = self._assignment.sha256, self._assignment.provider
+        return [member for member in self._roster.members.values() if member.is_fit(sha256, provider)]
 
     async def _send(self, member: Member, work: Work) -> None:
         assignment = self._assignment
@@ -211,12 +272,24 @@ class Dispatcher:
         if isinstance(found, Answer):
             assignment.answered[member.name] += 1
             work.answer.set_result(found)
+            self._remember_blunders(work)
         elif isinstance(found, Missing):
             self._roster.forget_bundle(member, assignment.sha256)
             self._send_again(work, None)
+        elif isinstance(found, Refused) and found.code == InferenceFailed.code:
+            self._fail_at(member, work, found.detail, found.error)
         else:
             work.answer.set_exception(found.error if isinstance(found, Refused) else TypeError(found))
         self._fill()
+
+    def _remember_blunders(self, work: Work) -> None:
+        """Whoever failed at a question that another worker answered was to blame itself."""
+        for member in [self._roster.members[place] for place in work.tried if place in self._roster.members]:
+            member.blunders += 1
+            if member.blunders >= MOST_BLUNDERS:
+                self._roster.set_aside(
+                    member, f"it failed at {member.blunders} strips that others answered: see its log, and restart it"
+                )
 
     def _let_go(self, work: Work) -> None:
         if work.sending is not None:

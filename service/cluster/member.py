@@ -15,7 +15,7 @@ from distributed import Nanny
 from distributed.core import Status
 
 from service.cluster.members import CPU, GPU
-from service.cluster.roster import LEAVING, adopt_logs, security_of
+from service.cluster.roster import LEAVING, adopt_logs, security_of, words
 from service.cluster.tasks import Equipment, tag
 from service.mapping.gpu import PROVIDERS
 
@@ -75,7 +75,7 @@ async def lend(membership: Membership) -> None:
             was_told = False
         except Exception as error:  # the scheduler is not there (yet)
             if not was_told:
-                log.warning("cannot join %s (%s): trying again", membership.scheduler, error)
+                log.warning("cannot join %s (%s): trying again", membership.scheduler, words(error))
             was_told = True
         with suppress(TimeoutError):
             await asyncio.wait_for(stopped.wait(), RETRY_S)
@@ -90,11 +90,12 @@ async def _join_once(membership: Membership, stopped: asyncio.Event) -> None:
         if not joining.done():
             raise TimeoutError(f"{membership.scheduler} does not answer")
         await joining
+        await _tell_leaving(nanny, False)  # an earlier worker may have left from the same address
         log.info("joined %s as %s", membership.scheduler, nanny.worker_address)
         while nanny.status in (Status.running, Status.init, Status.starting) and not stopped.is_set():
             await asyncio.sleep(LOOK_EVERY_S)
         if stopped.is_set():
-            await _say_goodbye(nanny)
+            await _tell_leaving(nanny, True)
         else:
             log.warning("the scheduler %s was lost", membership.scheduler)
     finally:
@@ -104,8 +105,8 @@ async def _join_once(membership: Membership, stopped: asyncio.Event) -> None:
             await nanny.close(timeout=LEAVE_S)
 
 
-async def _say_goodbye(nanny: Nanny) -> None:
-    """Tell that this is no accident, so that no strip is blamed for it."""
+async def _tell_leaving(nanny: Nanny, is_leaving: bool) -> None:
+    """Tell that this is no accident, so that no strip is blamed for it; or that it is to come back."""
     with suppress(Exception):
-        told = nanny.scheduler.set_metadata(keys=[LEAVING, nanny.worker_address], value=True)
+        told = nanny.scheduler.set_metadata(keys=[LEAVING, nanny.worker_address], value=is_leaving)
         await asyncio.wait_for(told, LEAVE_S)

@@ -27,7 +27,8 @@ class Work:
     losses: int = 0  # of workers that had it and may not have begun
     began: float | None = None  # when its worker had nothing else before it
     sending: asyncio.Task[None] | None = None
-    trouble: Exception | None = None  # what came instead of an answer
+    trouble: BaseException | None = None  # what came instead of an answer
+    tried: set[str] = field(default_factory=set)  # addresses of workers that failed at it and live on
 
     def __str__(self) -> str:
         return f"rows {self.rows.start} to {self.rows.stop - 1}"
@@ -43,6 +44,7 @@ class Member:
     reason: str | None = None  # why it is not used at all
     ready: dict[str, Ready | str] = field(default_factory=dict)  # or why not, by the bundle's sha256
     in_flight: deque[Work] = field(default_factory=deque)
+    blunders: int = 0  # questions that it failed at and another one answered
 
     @classmethod
     def introduce(cls, address: str, identity: Mapping[str, Any]) -> Member:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed import Client, get_worker
 from distributed.security import Security
@@ -21,8 +22,11 @@ from service.settings import Settings
 
 log = logging.getLogger("hyperscene.cluster")
 
+Result = TypeVar("Result")
+
 ANSWER_S = 5.0  # of a scheduler
-EQUIP_S = 120.0  # until a worker has loaded and tried a bundle
+EQUIP_S = 120.0  # until a worker has loaded and tried a bundle, at least
+GATHER_S = 5.0  # once a worker is ready, others that are given the bundle as well are waited for so long
 BEGUN = "hyperscene-begun"  # where workers write what they begin with
 LEAVING = "hyperscene-leaving"  # where workers write that they were told to stop
 
@@ -71,6 +75,9 @@ class Roster:
         self._bundle: Bundle | None = None  # that everybody is given
         self._avoided: set[str] = set()  # addresses of workers that hang
         self._equipping: set[asyncio.Task[None]] = set()
+        self._equip_s = max(EQUIP_S, settings.stall_s)  # a worker may have to finish somebody's strip first
+        self._ready_since: dict[str, float] = {}  # by the bundle's sha256
+        self._undisturbed: set[asyncio.Task[Any]] = set()
         self.members: dict[str, Member] = {}
         self.trouble: str | None = f"the scheduler {self.address} has not answered yet"  # why nothing can be computed
 
@@ -80,7 +87,7 @@ class Roster:
 
     async def connect(self) -> bool:
         """Find the scheduler; whether it answered."""
-        await self.disconnect()
+        await self._close()
         client = Client(
             self.address, asynchronous=True, direct_to_workers=True, set_as_default=False, timeout=ANSWER_S,
             security=self._security, name="hyperscene",
@@ -88,7 +95,7 @@ class Roster:
         try:
             self._client = await client
         except Exception as error:  # of the network, of TLS, of Dask itself
-            reason = (str(error) or type(error).__name__).splitlines()[0]
+            reason = words(error)
             self.trouble = f"the scheduler {self.address} cannot be reached ({reason}): start it, or check the address"
             with suppress(Exception):
                 await client.close(timeout=0)
@@ -99,12 +106,19 @@ class Roster:
 
     async def disconnect(self) -> None:
         """Forget everybody."""
+        self.trouble = f"the scheduler {self.address} does not answer: start it, or check the address"
+        await self._close()
+
+    async def _close(self) -> None:
         client, self._client = self._client, None
         self.members.clear()
-        self.trouble = f"the scheduler {self.address} does not answer: start it, or check the address"
         if client is not None:
             with suppress(Exception):
                 await asyncio.wait_for(client.close(), ANSWER_S)
+        left = [*self._undisturbed]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def look(self) -> list[Member]:
         """See who has come; answers who has gone."""
@@ -128,12 +142,18 @@ class Roster:
         return gone
 
     def _reason(self) -> str | None:
-        """Why none of the workers can be used."""
-        sha256 = self._bundle.sha256 if self._bundle else ""
-        refusals = {member.name: member.refusal(sha256) for member in self.members.values()}
-        if not refusals:
+        """Why none of the workers can be used, whatever the bundle."""
+        if not self.members:
             return f"no worker has joined {self.address}: start some with hyperscene worker --scheduler {self.address}"
-        if None in refusals.values():
+        return self._all_refuse({member.name: member.reason for member in self.members.values()})
+
+    def refusal(self, sha256: str) -> str | None:
+        """Why none of the workers can be used for a bundle."""
+        return self._all_refuse({member.name: member.refusal(sha256) for member in list(self.members.values())})
+
+    @staticmethod
+    def _all_refuse(refusals: dict[str, str | None]) -> str | None:
+        if not refusals or None in refusals.values():
             return None
         return "; ".join(f"worker {name} is not used: {reason}" for name, reason in list(refusals.items())[:3])
 
@@ -146,10 +166,14 @@ class Roster:
 
     def choice(self, sha256: str) -> Ready | None:
         """What a job's workers have to run: GPUs before processors, and of those what most have; None while nobody
-        is ready, or somebody may be in a moment."""
-        found = [(member.has_gpu, found) for member in self.members.values()
+        is ready, or somebody may be in a moment. Asked by another thread than the loop's."""
+        found = [(member.has_gpu, found) for member in list(self.members.values())
                  if isinstance(found := member.ready.get(sha256), Ready) and not member.reason]  # fmt: skip
-        if not found or self._equipping:
+        if not found:
+            self._ready_since.pop(sha256, None)
+            return None
+        since = self._ready_since.setdefault(sha256, time.monotonic())
+        if self._equipping and time.monotonic() - since < GATHER_S:
             return None
         kinds = Counter(ready for has_gpu, ready in found if has_gpu or not any(gpu for gpu, _ in found))
         return max(kinds, key=lambda ready: (kinds[ready], ready.provider))
@@ -169,14 +193,17 @@ class Roster:
         """Send a worker the bundle, unless it has it from an earlier job."""
         sha256, name = bundle.sha256, bundle.path.name
         try:
-            found = await asyncio.wait_for(self.call(member, equip, sha256), EQUIP_S)
+            found = await asyncio.wait_for(self.call(member, equip, sha256), self._equip_s)
             if isinstance(found, Missing):
-                content = await asyncio.wait_for(self.send(member, bundle.content), EQUIP_S)
-                found = await asyncio.wait_for(self.call(member, keep_bundle, content, sha256, name), EQUIP_S)
+                content = await asyncio.wait_for(self.send(member, bundle.content), self._equip_s)
+                found = await asyncio.wait_for(self.call(member, keep_bundle, content, sha256, name), self._equip_s)
             if isinstance(found, Ready) and self._devices and found.device not in self._devices:
                 found = Refused("not_ready", f"it computes on {found.device}, and the service asks for another device")
+        except TimeoutError:  # it is busy, or hangs: it is asked again
+            log.warning("worker %s has not taken the bundle %s within %.0f s", member.name, name, self._equip_s)
+            return
         except Exception as error:  # it died, or speaks another language
-            found = Refused("not_ready", f"it cannot be given a bundle ({str(error) or type(error).__name__})")
+            found = Refused("not_ready", f"it cannot be given a bundle ({words(error)})")
         if isinstance(found, Refused):
             log.warning("worker %s is not used: %s", member.name, found.detail)
         member.ready[sha256] = found.detail if isinstance(found, Refused) else found
@@ -185,12 +212,19 @@ class Roster:
         """It was restarted and has lost what it was given."""
         member.ready.pop(sha256, None)
 
+    def set_aside(self, member: Member, reason: str) -> None:
+        """Use a worker no more, until it is started anew."""
+        log.warning("worker %s is not used: %s", member.name, reason)
+        member.reason = reason
+
     # Calls
 
     async def send(self, member: Member, value: Any) -> Any:
         """Put a value into a worker's memory, past the scheduler."""
         assert self._client is not None
-        return await self._client.scatter(value, workers=[member.address], direct=True, hash=False)
+        return await self._to_its_end(
+            self._client.scatter(value, workers=[member.address], direct=True, hash=False), f"sending to {member.name}"
+        )
 
     async def call(self, member: Member, function: Callable[..., Any], *values: Any) -> Any:
         """Have a worker, and no other, call a function; its answer comes past the scheduler."""
@@ -198,7 +232,25 @@ class Roster:
         future = self._client.submit(
             function, *values, workers=[member.address], allow_other_workers=False, pure=False, retries=0
         )
-        return await self._client.gather(future, direct=True)
+        return await self._to_its_end(self._client.gather(future, direct=True), f"asking {member.name}")
+
+    async def _to_its_end(self, doing: Coroutine[Any, Any, Result], what: str) -> Result:
+        """Let something of Dask's come to its end, even where nobody waits for it any more: a scatter that is cancelled
+        leaves its data on the worker for ever, and a gather that is, leaves all later ones cancelled."""
+        task = asyncio.ensure_future(doing)
+        self._undisturbed.add(task)
+        task.add_done_callback(self._is_done)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # by Dask, whose client was closed under it
+                raise ConnectionError(f"{what} was broken off") from None
+            raise
+
+    def _is_done(self, task: asyncio.Task[Any]) -> None:
+        self._undisturbed.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits hears of it; if nobody does, it is not worth a word
 
     async def tell(self, members: list[Member], function: Callable[..., Any], *values: Any) -> None:
         """Have workers call a function at once, whatever else they do."""
@@ -208,13 +260,16 @@ class Roster:
                 call = self._client.run(function, *values, workers=addresses, on_error="ignore")
                 await asyncio.wait_for(call, ANSWER_S)
 
-    async def restart(self, member: Member) -> None:
-        """End a worker that hangs; its nanny starts another one."""
+    def avoid(self, member: Member) -> None:
+        """Ask a worker that hangs nothing more, from this moment on."""
         self.members.pop(member.address, None)
         self._avoided.add(member.address)
+
+    async def restart(self, member: Member) -> None:
+        """End a worker that hangs; its nanny starts another one."""
         try:
             assert self._client is not None
-            await self._client.restart_workers([member.address], timeout=EQUIP_S, raise_for_error=False)
+            await self._client.restart_workers([member.address], timeout=self._equip_s, raise_for_error=False)
         except Exception as error:  # it has no nanny, or the whole machine hangs
             log.warning("worker %s cannot be restarted: %s", member.name, error)
 
@@ -235,3 +290,10 @@ class Roster:
             return await asyncio.wait_for(asked, ANSWER_S)
         except Exception:  # the next look finds out that the scheduler is lost
             return None
+
+
+def words(error: BaseException) -> str:
+    """What went wrong, in a line; Dask often says it in the cause only."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error) or type(error).__name__).splitlines()[0]

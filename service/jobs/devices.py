@@ -100,7 +100,9 @@ class ClusterDevice:
         """What the cluster's workers run."""
         found = self._cluster.choice(self._shelf.find(model))
         if found is None:
-            raise NotReady(self.trouble or "the cluster's workers are being given the bundle")
+            bundle = self._shelf.find(model)
+            reason = self.trouble or self._cluster.refusal(bundle) or "the cluster's workers are being given the bundle"
+            raise NotReady(reason)
         return CLUSTER, found.provider
 
     def take(self, model: str, note: Note, is_over: Callable[[], bool]) -> tuple[Bundle, Crew]:

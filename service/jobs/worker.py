@@ -33,6 +33,7 @@ from service.jobs.disk import data_path, drop_job, drop_work, flush, flush_folde
 from service.jobs.records import JobRecord, WorkerRecord
 from service.jobs.store import MOST_DEATHS, Store, StoreBusy, insist
 from service.mapping.ahead import Cancelled
+from service.mapping.classify import CrewLost
 from service.mapping.pipeline import MapOptions, map_scene
 from service.mapping.scenes import open_scene
 from service.settings import Settings
@@ -125,6 +126,7 @@ class Worker:
         self._store = Store(settings.database)
         self._devices: Devices | None = None
         self._notes: list[str] = []  # about the job at hand, that are not in the store yet
+        self._telling = threading.Lock()
         self._state = WorkerRecord(name, device, os.getpid(), "starting", None, None, time.time())
         self._is_stopping = threading.Event()
         self._is_woken = threading.Event()
@@ -254,7 +256,8 @@ class Worker:
 
     def _stop_work(self, job: JobRecord, error: Exception) -> None:
         """Work that did not come to its end: the job is released, left, or failed."""
-        if (self._is_stopping.is_set() and self._cancelled.is_set()) or isinstance(error, StoreBusy):
+        if (self._is_stopping.is_set() and self._cancelled.is_set()) or isinstance(error, StoreBusy | CrewLost):
+            self._insist(lambda: self._tell_notes(job))
             self._insist(lambda: self._store.release(job))
             log.info("released", extra={"worker": self._name})
             return
@@ -339,10 +342,11 @@ class Worker:
         self._notes.append(text)
 
     def _tell_notes(self, job: JobRecord) -> None:
-        count = len(self._notes)
-        if count:
-            self._store.add_history(job, self._notes[:count])
-            del self._notes[:count]
+        with self._telling:  # the heart's thread and the job's both do
+            count = len(self._notes)
+            if count:
+                self._store.add_history(job, self._notes[:count])
+                del self._notes[:count]
 
     def _tell_trouble(self) -> None:
         """A cluster may be lost, and come back: nobody is sent to a worker that cannot compute."""
@@ -352,6 +356,9 @@ class Worker:
         if self._state.state == "ready" and trouble is not None:
             log.error("not ready: %s", trouble, extra={"worker": self._name})
             self._tell(replace(self._state, state="failed", reason=trouble))
+        elif self._state.state == "failed" and trouble is None and self._job is not None:  # which it has begun
+            log.info("ready again", extra={"worker": self._name})
+            self._tell(replace(self._state, state="ready", reason=None))
 
 
 def _obey(worker: Worker) -> None:

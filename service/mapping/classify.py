@@ -247,7 +247,8 @@ class LocalClassifier(Classifier):
         except ServiceError:
             raise
         except Exception as error:  # whatever an engine raises
-            raise InferenceFailed(f"{self._engine.provider} failed: {error}; try another device") from error
+            reason = str(error) or type(error).__name__  # as MemoryError, which says nothing
+            raise InferenceFailed(f"{self._engine.provider} failed: {reason}; try another device") from error
         if not np.isfinite(answer).all():
             raise InferenceFailed(
                 f"{self._engine.provider} gave probabilities that are no numbers: check the scene's values, "
@@ -257,6 +258,10 @@ class LocalClassifier(Classifier):
             half = self._manifest.patch_px // 2
             answer = answer[:, half, half].copy()
         return answer
+
+
+class CrewLost(Exception):
+    """Nobody is left who computes as the run began: it has to begin anew with others."""
 
 
 class Crew(ABC):

@@ -1,6 +1,7 @@
 """With this folder on PYTHONPATH a worker is killed whenever the network is asked about a pixel that holds POISON, and
 so is whoever makes a picture of it or reads its spectrum; SLOW takes its time. Workers of a cluster are meant where
-CLUSTER_POISON is set."""
+CLUSTER_POISON is set; where it is `memory`, `engine` or `task`, they fail at everything slow, and where it begins with
+`without`, they refuse the bundle whose name follows."""
 
 import os
 import signal
@@ -18,10 +19,35 @@ if "service.jobs.worker" in sys.orig_argv or "CLUSTER_POISON" in os.environ:
         if (cube == POISON).any():
             os.kill(os.getpid(), signal.SIGKILL)
         if (cube == SLOW).any() and "CLUSTER_POISON" in os.environ:
+            if os.environ["CLUSTER_POISON"] == "memory":
+                raise MemoryError
+            if os.environ["CLUSTER_POISON"] == "engine":
+                raise RuntimeError("the GPU has fallen off the bus")
             time.sleep(SLOW_CALL_S)
         return ask(self, cube, centers)
 
     CpuEngine.probabilities = die_of_poison
+
+if os.environ.get("CLUSTER_POISON") == "task":
+    from service.cluster import roster
+
+    def fail_at_all(question):
+        raise RuntimeError("can't start new thread")
+
+    roster.answer_question = fail_at_all
+
+if os.environ.get("CLUSTER_POISON", "").startswith("without "):
+    from service.cluster import tasks
+    from service.errors import NotReady
+
+    make = tasks.make_engine
+
+    def refuse_some(bundle, *options):
+        if bundle.path.stem == os.environ["CLUSTER_POISON"].removeprefix("without "):
+            raise NotReady("this engine does not give the bundle's own answers")
+        return make(bundle, *options)
+
+    tasks.make_engine = refuse_some
 
 if "service.jobs.views" in sys.orig_argv:
     from service.mapping import pictures
