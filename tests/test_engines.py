@@ -57,6 +57,31 @@ def test_squares_are_rewritten_so_that_openvino_runs_attention_as_one_kernel(dem
     assert kinds.count("Softmax") <= 1
 
 
+@pytest.mark.parametrize("device", ["cpu", "openvino"])
+def test_no_thread_is_bound_to_a_core_while_it_computes(device):
+    """Those of two processes would meet on the same one: two workers would be as fast as one."""
+    code = """
+import os, sys, threading, time
+from model.bundle import DEMO_BUNDLE, load_bundle
+from service.mapping.engines import make_engine
+from tests.test_engines import question
+bundle = load_bundle(DEMO_BUNDLE)
+engine, everywhere = make_engine(bundle, sys.argv[1], 1), os.sched_getaffinity(0)
+cube, centers = question(bundle)
+seen, caller = set(), threading.get_native_id()
+def look():
+    while True:
+        seen.add(frozenset(os.sched_getaffinity(caller)))
+        time.sleep(0.001)
+threading.Thread(target=look, daemon=True).start()
+for _ in range(30):
+    engine.probabilities(cube, centers)
+print(seen == {frozenset(everywhere)})
+"""
+    done = subprocess.run([sys.executable, "-c", code, device], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
 def test_auto_takes_openvino_where_there_is_no_gpu(demo):
     assert make_engine(demo).device == "openvino"
 
