@@ -23,7 +23,8 @@ from service.bench import machine
 from service.cluster.crew import Cluster
 from service.cluster.tasks import equip
 from service.jobs.admission import SHARED_STRIP_PX
-from service.mapping.engines import make_engine
+from service.mapping.classify import Crew
+from service.mapping.engines import Engine, make_engine
 from service.mapping.pipeline import MapOptions, map_scene
 from service.mapping.scenes import open_scene
 from service.settings import Settings
@@ -58,20 +59,21 @@ def measure(folder: Path, rows: int, cols: int, rounds: int, device: str = "auto
     write_scene(SyntheticScene(rows=rows, cols=cols, seed=3), scene_path, None)
     bundle, scene = load_bundle(DEMO_BUNDLE), open_scene(scene_path)
     options = MapOptions(stride_px=4, strip_px=SHARED_STRIP_PX)
+    engine = make_engine(bundle, device, 1)  # type: ignore[arg-type]
     found: dict[str, list[dict]] = {"one thread": [], "one worker": [], "two workers": []}
-    with ExitStack() as stack:
-        clusters = {
-            "one worker": stack.enter_context(connected(folder / "one", 1, device)),
-            "two workers": stack.enter_context(connected(folder / "two", 2, device)),
-        }
-        engine = make_engine(bundle, device, 1)  # type: ignore[arg-type]
-        for _ in range(rounds):
-            for name in found:
-                crew = clusters[name].crew(bundle, lambda text: None, lambda: False) if name in clusters else engine
+    links: dict[str, float] = {}
+    for number in range(rounds):
+        for workers, name in enumerate(found):
+            with ExitStack() as stack:
+                crew: Engine | Crew = engine
+                if workers:  # a cluster of its own: an idle one beside it would take its share of the two cores
+                    cluster = stack.enter_context(connected(folder / f"{number}-{workers}", workers, device))
+                    crew = cluster.crew(bundle, lambda text: None, lambda: False)
                 summary = map_scene(scene, bundle, crew, folder / name, options)
-                assert summary["provider"] == engine.provider
-                found[name].append(summary["seconds"])
-        links = link_speed(clusters["one worker"])
+                if workers == 1:
+                    links = link_speed(cluster)
+            assert summary["provider"] == engine.provider
+            found[name].append(summary["seconds"])
     contents = {name: (folder / name / "probabilities.tif").read_bytes() for name in found}
     assert len(set(contents.values())) == 1, "the same bytes"
     return report(found, rows * cols, engine.provider) | links | {"pixels_per_s": stage_speed(folder, rows, cols)}

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import dask
 from distributed import Nanny
 from distributed.core import Status
 
@@ -25,6 +26,13 @@ RETRY_S = 1.0
 JOIN_S = 10.0
 LEAVE_S = 2.0
 LOOK_EVERY_S = 0.2
+# Dask watches itself fifty times a second and more, which takes a twentieth of a core from each worker.
+SELDOM = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.tick.limit": "10s",
+    "distributed.admin.system-monitor.interval": "5s",
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,7 @@ class Membership:
 async def lend(membership: Membership) -> None:
     """Work for the cluster until SIGTERM or Ctrl-C."""
     adopt_logs()
+    dask.config.set(SELDOM)
     os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")  # for the process that the nanny keeps
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
