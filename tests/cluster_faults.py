@@ -67,7 +67,8 @@ class Attack:
         return self.report
 
     def _attack(self) -> None:
-        job_id = self._server.submit(self._scene)
+        # The last job may have ended without the scheduler, which its service has not found again yet.
+        job_id = self._server.wait_until_ready().submit(self._scene)
         for worker in self._random.sample(self._cluster.workers, 2):
             self._wait_for_progress(job_id, self._random.randint(5, 30))
             worker.kill_child()
