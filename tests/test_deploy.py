@@ -379,7 +379,7 @@ def test_every_metric_of_the_dashboard_and_the_alerts_is_one_that_the_service_ha
     assert used - OF_PROMETHEUS <= exposed
     # What an operator looks for.
     assert {"hyperscene_jobs_pending", "hyperscene_jobs_finished_total", "hyperscene_job_queue_seconds_bucket",
-            "hyperscene_stage_seconds_sum", "hyperscene_patches_total", "hyperscene_model_info",
+            "hyperscene_stage_seconds_sum", "hyperscene_cells_total", "hyperscene_model_info",
             "hyperscene_disk_free_bytes"} <= used  # fmt: skip
 
 

@@ -13,8 +13,8 @@ from tests.server import RunningServer, part, running_server
 
 METRICS = (
     "jobs_submitted_total", "jobs_finished_total", "jobs_pending", "jobs_running", "job_seconds_bucket",
-    "job_queue_seconds_bucket", "stage_seconds_bucket", "patches_total", "pixels_total", "upload_bytes_total",
-    "job_resumes_total", "model_info", "worker_heartbeat_age_seconds",
+    "job_queue_seconds_bucket", "stage_seconds_bucket", "patches_total", "cells_total", "pixels_total",
+    "upload_bytes_total", "job_resumes_total", "model_info", "worker_heartbeat_age_seconds",
     "ready", "jobs_pending_limit", "disk_free_bytes", "disk_total_bytes", "disk_min_free_bytes",
 )  # fmt: skip
 

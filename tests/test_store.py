@@ -37,6 +37,24 @@ def test_a_job_comes_back_as_it_was_kept(store):
     assert store.job(job.id) == job
 
 
+def test_cells_are_counted_as_they_are_got_through_and_once(store):
+    def cells():
+        return sum(value for name, _, value in store.counts() if name == "cells_total")
+
+    store.add_job(a_job(), 100)
+    held = store.claim("worker", 10)
+    store.renew(held, 10, 30, 100, None)
+    store.renew(held, 10, 50, 100, None)
+    assert cells() == 50
+    store.release(held)
+    again = store.claim("worker", 10)
+    store.renew(again, 10, 50, 100, None)  # workers tell what an earlier run had done until they are past it
+    assert cells() == 50
+    store.renew(again, 10, 60, 100, None)
+    store.succeed(again, SUMMARY, KEEP_S)
+    assert cells() == 100
+
+
 def test_the_oldest_job_is_claimed_first_and_by_one_worker_only(store):
     second, first = store.add_job(a_job(created=20), 100), store.add_job(a_job(created=10), 100)
     assert store.claim("a", 10).id == first.id

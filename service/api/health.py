@@ -26,7 +26,8 @@ router = APIRouter(tags=["health"])
 COUNTERS = {
     "jobs_submitted": ("Jobs that were accepted", ()),
     "jobs_finished": ("Jobs by how they ended, and why they failed", ("status", "reason")),
-    "patches": ("Patches that the network was asked about", ()),
+    "patches": ("Patches that the network was asked about, by jobs that were mapped", ()),
+    "cells": ("Cells of the lattice that jobs have behind them, as they go: a patch each, where there is data", ()),
     "pixels": ("Pixels of finished maps: valid, or without data", ("kind",)),
     "upload_bytes": ("Bytes of scenes that came in", ()),
     "job_resumes": ("Times that a job was taken up again", ()),

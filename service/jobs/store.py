@@ -242,6 +242,7 @@ class Store:
         with self.transaction() as db:
             if not self._is_held(db, job):
                 return False
+            _count(db, "cells_total", {}, max(0, done - self._in(db, job.id).cells_done))
             _update(
                 db, job.id, lease_until=time.time() + lease_s, cells_done=done, cells_total=total,
                 seconds_left=seconds_left,
@@ -281,6 +282,7 @@ class Store:
                 if stage != "total":
                     _observe(db, "stage_seconds", {"stage": stage}, seconds)
             current = self._in(db, job.id)
+            _count(db, "cells_total", {}, current.cells_total - current.cells_done)
             self._end(db, current, "successful", keep_s, cells_done=current.cells_total, seconds=summary["seconds"])
             return True
 
