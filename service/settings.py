@@ -77,8 +77,8 @@ class Settings(BaseSettings):
 
     hrefs: Words = Field(
         (),
-        description="places that scenes may be read from, beginnings of https:// or s3:// addresses with commas "
-        "between (none: scenes are uploaded)",
+        description="places that scenes may be read from, beginnings of https://, http:// or s3:// addresses with "
+        "commas between (none: scenes are uploaded)",
     )
 
     api_keys: Secrets = Field((), description="keys that may use the service, with commas between (everybody may)")

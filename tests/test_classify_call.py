@@ -56,6 +56,16 @@ def test_envi_data_and_header_come_back_as_the_same_map(client, envi, bundle_fol
     assert answer.content == library_map(tmp_path, envi, bundle_folder / "pixel.onnx")["classes.tif"]
 
 
+def test_a_refusal_calls_files_what_their_sender_calls_them(client, tif, envi, tmp_path):
+    half = tmp_path / "half.tif"
+    half.write_bytes(tif.read_bytes()[:2000])
+    assert send(client, half).json()["detail"].startswith("half.tif is cut short")
+    short, header = tmp_path / "short.img", tmp_path / "short.hdr"
+    short.write_bytes(envi.read_bytes()[:2000])
+    header.write_text(envi.with_suffix(".hdr").read_text())
+    assert send(client, short, header).json()["detail"].startswith("short.img")
+
+
 def test_the_map_lies_where_the_scene_lies(client, tif):
     with rasterio.open(io.BytesIO(send(client, tif).content)) as mapped, rasterio.open(tif) as scene:
         assert (mapped.crs, mapped.transform, mapped.shape) == (scene.crs, scene.transform, scene.shape)

@@ -173,6 +173,9 @@ def test_a_job_says_who_mapped_it(server, bundles, tmp_path):
     assert (job["status"], job["device"]) == ("successful", "cluster")
     assert "ONNX Runtime" in job["provider"]
     assert set(strips_by_worker(job)) == {"w1", "w2"}
+    for slot in server.client.get("/health").json()["workers"]:
+        assert slot["members"] == [{"name": "w1", "reason": None}, {"name": "w2", "reason": None}]
+    assert 'hyperscene_cluster_workers{used="yes"} 2.0' in server.client.get("/metrics").text
     assert results_of(server, job["jobID"]) == local_map(scene, load_bundle(bundles / "pooled.onnx"), tmp_path / "here")
 
 
@@ -317,6 +320,21 @@ def test_a_frozen_worker_does_not_hold_up_a_new_bundle(tmp_path):
         cluster.workers[0].child().send_signal(signal.SIGCONT)
         connection.close()
     assert waited_s < EQUIP_S / 2
+
+
+def test_a_workers_pages_are_for_its_own_machine_and_ctrl_c_ends_it_without_a_traceback(tmp_path):
+    with running_cluster(tmp_path / "cluster", 1) as cluster:
+        (worker,) = cluster.workers
+        child = worker.child()
+        listening = [place for place in child.net_connections("tcp") if place.status == psutil.CONN_LISTEN]
+        dask_port = int(re.search(r"joined .* as tcp://.*:(\d+)", worker.log.read_text())[1])
+        others = [place.laddr for place in listening if place.laddr.port != dask_port]
+        assert others
+        assert {place.ip for place in others} == {"127.0.0.1"}
+        for process in (child, worker.process):  # as a terminal does: all of them hear it
+            process.send_signal(signal.SIGINT)
+        assert worker.process.wait(20) == 0
+        assert "Traceback" not in worker.log.read_text()
 
 
 def test_a_worker_that_comes_back_to_its_address_is_not_leaving_any_more(tmp_path):
@@ -522,6 +540,7 @@ def make_certificates(folder):
         (("--scheduler", "scheduler:8786"), "tcp://HOST:PORT or tls://HOST:PORT"),
         (("--scheduler", "tls://scheduler:8786"), "needs the certificate"),
         (("--scheduler", "tcp://scheduler:8786", "--ca", "/no/such"), "use tls://"),
+        (("--scheduler", "tcp://scheduler:8786", "--port", "abc"), "9000:9100"),
         (("--scheduler", "tls://s:1", "--ca", "/no/ca", "--cert", "/no/cert", "--key", "/no/key"), "no file /no/ca"),
     ],
 )

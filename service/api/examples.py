@@ -234,6 +234,7 @@ HEALTH: Example = {
             "reason": None,
             "heartbeat": 1769860800.0,
             "heartbeat_age_s": 0.4,
+            "members": [],
         }
     ],
     "models": ["demo"],

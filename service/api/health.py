@@ -161,11 +161,22 @@ class _Collector(Collector):
         for worker in self._store.workers():
             age.add_metric([worker.name], max(0.0, time.time() - worker.heartbeat))
         yield age
+        yield self._members()
         info = GaugeMetricFamily("hyperscene_model_info", "What runs which model", labels=["model", "provider"])
         for provider in {worker.provider for worker in self._store.workers() if worker.provider}:
             for model in self._models.by_name:
                 info.add_metric([model, provider], 1)
         yield info
+
+    def _members(self) -> Metric:
+        """A cluster's workers, as the connection that sees most of them does; nothing without a cluster."""
+        gauge = GaugeMetricFamily("hyperscene_cluster_workers", "Workers of the cluster, by use", labels=["used"])
+        if self._settings.cluster:
+            members = max((worker.members for worker in self._store.workers()), key=len, default=[])
+            used = sum(member["reason"] is None for member in members)
+            gauge.add_metric(["yes"], used)
+            gauge.add_metric(["no"], len(members) - used)
+        return gauge
 
     def _disk_gauges(self) -> Iterator[Metric]:
         disk = disk_usage(self._settings.data)

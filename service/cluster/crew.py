@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,10 @@ class Cluster:
     def trouble(self) -> str | None:
         """Why nothing can be computed right now."""
         return self._roster.trouble
+
+    def members(self) -> list[dict[str, Any]]:
+        """Every worker that the scheduler lists, by name, and why it is not used."""
+        return self._roster.listed()
 
     def choice(self, bundle: Bundle) -> Ready | None:
         """What the workers run, once they have the bundle; None until then."""

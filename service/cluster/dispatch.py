@@ -123,7 +123,7 @@ class Dispatcher:
             if self._roster.members:
                 raise SchedulerLost("the connection broke")
             if await self._roster.connect():
-                self._note(f"connected with {self._roster.address}")
+                self._note(f"connected with {self._roster.address}", logging.INFO)
         else:
             self._gone += await self._roster.look()
             while self._gone:
@@ -301,8 +301,8 @@ class Dispatcher:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _note(self, text: str) -> None:
-        log.warning("%s", text)
+    def _note(self, text: str, level: int = logging.WARNING) -> None:
+        log.log(level, "%s", text)
         if self._assignment is not None:
             self._assignment.note(text)
 

@@ -66,7 +66,14 @@ class Membership:
             security=security_of(self.ca, self.cert, self.key),
             env=self.equipment.to_variable(),
             death_timeout=JOIN_S,
+            dashboard_address="127.0.0.1:0",  # pages of Dask's that want no certificate are for this machine
+            preload=[__name__],
         )
+
+
+def dask_setup(worker: object) -> None:
+    """Called by Dask in a worker's process: Ctrl-C, which a terminal sends to all, is for the nanny, who ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 async def lend(membership: Membership) -> None:

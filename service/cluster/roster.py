@@ -147,6 +147,12 @@ class Roster:
             return f"no worker has joined {self.address}: start some with hyperscene worker --scheduler {self.address}"
         return self._all_refuse({member.name: member.reason for member in self.members.values()})
 
+    def listed(self) -> list[dict[str, Any]]:
+        """Everybody by name, and why they are not used for the bundle that everybody is given. By any thread."""
+        sha256 = self._bundle.sha256 if self._bundle else ""
+        found = sorted(self.members.values(), key=lambda member: member.name)
+        return [{"name": member.name, "reason": member.refusal(sha256)} for member in found]
+
     def refusal(self, sha256: str) -> str | None:
         """Why none of the workers can be used for a bundle."""
         return self._all_refuse({member.name: member.refusal(sha256) for member in list(self.members.values())})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 from pathlib import Path
 
 from model.bundle import DEMO_BUNDLE, load_bundle
@@ -39,6 +40,8 @@ def run(options: argparse.Namespace) -> int:
         check_scheduler(options.scheduler, files)
     except ValueError as error:
         raise WrongUsage(f"--scheduler: {error}") from error
+    if options.port is not None and not re.fullmatch(r"\d{1,5}(:\d{1,5})?", options.port):
+        raise WrongUsage(f"--port is a number, or a range as 9000:9100, not {options.port}")
     set_up_logs(options.log_level)
     # A device that does not give the demo bundle's own answers is told here, before anybody relies on it.
     engine = make_engine(load_bundle(DEMO_BUNDLE), options.device, options.threads, options.batch)

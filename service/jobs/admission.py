@@ -24,7 +24,9 @@ from service.errors import (
     SceneInUse,
     SceneTooLarge,
     SceneUnreadable,
+    ServiceError,
     StorageFull,
+    error_of,
     in_words,
 )
 from service.jobs.disk import drop_job, flush, flush_folder
@@ -45,6 +47,7 @@ from service.settings import Settings
 log = logging.getLogger("hyperscene.admission")
 
 LONGEST_NAME = 255
+HEADER_NAME = "scene.hdr"  # of every ENVI header that comes in
 SHARED_STRIP_PX = 32  # strips that several machines share are short: there are some for everybody
 # What a caller may choose from.
 CHOICES: dict[str, tuple[Any, ...]] = {"stride_px": STRIDES, "blend": BLENDS, "probability_type": PROBABILITY_TYPES}
@@ -172,7 +175,10 @@ class Admission:
     def take_in(self, folder: Path, files: list[ReceivedFile], owner: str, *, is_temporary: bool) -> SceneRecord:
         """A received scene in its place on disk, understood and safe from a power cut, but not in the store yet."""
         data = arrange(files)
-        document = self._inspector.look_at_scene(data.path, self._settings.limits)
+        try:
+            document = self._inspector.look_at_scene(data.path, self._settings.limits)
+        except ServiceError as error:
+            raise error_of(error.code, _in_senders_words(str(error), data, files)) from error
         flush_folder(folder)
         now, scene_id = time.time(), folder.name
         target = self._settings.scene_folder(scene_id)
@@ -344,12 +350,20 @@ def arrange(files: list[ReceivedFile]) -> ReceivedFile:
     if len(files) == 1 and Path(others[0].name).suffix.lower() in ENVI_SUFFIXES:
         raise SceneIncomplete(f"{clean_name(others[0].name)} is ENVI data without its header: send both as `scene`")
     if len(files) == 2 and len(headers) == 1 and len(others) == 1:
-        _renamed(headers[0], "scene.hdr")
+        _renamed(headers[0], HEADER_NAME)
         return _renamed(others[0], "scene.img")
     names = ", ".join(clean_name(file.name) for file in files[:4]) or "nothing"
     raise SceneUnreadable(
         f"a scene is one GeoTIFF, or ENVI data and its header, by their content and with nothing beside; found {names}"
     )
+
+
+def _in_senders_words(text: str, data: ReceivedFile, files: list[ReceivedFile]) -> str:
+    """A refusal with the names that the sender knows the files by."""
+    for file in files:
+        name = HEADER_NAME if file.start == b"ENVI" else data.path.name
+        text = text.replace(name, clean_name(file.name))
+    return text
 
 
 def _renamed(file: ReceivedFile, name: str) -> ReceivedFile:

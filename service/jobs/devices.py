@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from model.bundle import Bundle, load_bundle
 from service.errors import NotReady
@@ -24,6 +24,9 @@ class Devices(Protocol):
     @property
     def trouble(self) -> str | None:
         """Why nothing can be computed right now, where that may pass."""
+
+    def members(self) -> list[dict[str, Any]]:
+        """Of a cluster: every worker by name, and why it is not used; None where it is."""
 
     def check(self, model: str) -> tuple[str, str]:
         """The device and what runs a model on it; raises why nothing can."""
@@ -62,6 +65,10 @@ class OwnDevice:
         self._shelf = shelf
         self._engines: dict[str, Engine] = {}  # by the bundle's sha256
 
+    def members(self) -> list[dict[str, Any]]:
+        """None: it is one machine."""
+        return []
+
     def check(self, model: str) -> tuple[str, str]:
         """The device and what runs a model on it."""
         engine = self._engine(self._shelf.find(model))
@@ -95,6 +102,10 @@ class ClusterDevice:
     def trouble(self) -> str | None:
         """Why no worker of the cluster can be used."""
         return self._cluster.trouble
+
+    def members(self) -> list[dict[str, Any]]:
+        """Every worker that the scheduler lists."""
+        return self._cluster.members()
 
     def check(self, model: str) -> tuple[str, str]:
         """What the cluster's workers run."""

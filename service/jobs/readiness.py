@@ -23,7 +23,7 @@ def not_ready_reasons(settings: Settings, store: Store) -> list[str]:
         reasons.append(f"{free} bytes of disk are free, and {int(settings.min_free_bytes)} have to stay free")
     if not store.is_writable():
         reasons.append("the store cannot be written: its disk is full, or another process holds it")
-    return reasons
+    return list(dict.fromkeys(reasons))  # several workers may say the same
 
 
 def _unfit(worker: WorkerRecord, now: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 Status = Literal["accepted", "running", "successful", "failed", "dismissed"]
 FINISHED: tuple[Status, ...] = ("successful", "failed", "dismissed")
-JSON_COLUMNS = {"document", "options", "seconds", "execution", "history"}
+JSON_COLUMNS = {"document", "options", "seconds", "execution", "history", "members"}
 
 Record = TypeVar("Record")
 
@@ -107,6 +107,7 @@ class WorkerRecord:
     provider: str | None
     reason: str | None  # why it is not ready
     heartbeat: float
+    members: list[dict[str, Any]] = field(default_factory=list)  # of a cluster: names, and why some are not used
 
 
 def to_row(record: Any) -> dict[str, Any]:

@@ -55,7 +55,7 @@ MIGRATIONS = (
     CREATE TABLE counts (name TEXT NOT NULL, labels TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (name, labels));
     """,
     "ALTER TABLE jobs ADD COLUMN history TEXT NOT NULL DEFAULT '[]';",
-    "ALTER TABLE scenes ADD COLUMN href TEXT;",
+    "ALTER TABLE scenes ADD COLUMN href TEXT; ALTER TABLE workers ADD COLUMN members TEXT NOT NULL DEFAULT '[]';",
 )
 PROBE_S = 2.0
 # Upper ends of the histograms' buckets, in seconds.

@@ -174,7 +174,8 @@ class Worker:
             device, provider = self._devices.check(model)
         except (ServiceError, BundleRefused) as error:
             if self._state.reason != str(error):
-                log.error("not ready: %s", error, extra={"worker": self._name, "device": self._device})
+                level = logging.INFO if self._state.state == "starting" and self._device == CLUSTER else logging.ERROR
+                log.log(level, "not ready: %s", error, extra={"worker": self._name, "device": self._device})
             failed = replace(self._state, state="failed", reason=str(error))
             self._insist(lambda: self._tell(failed))
             return False
@@ -295,7 +296,8 @@ class Worker:
         return insist(work, self._is_stopping)
 
     def _tell(self, state: WorkerRecord) -> None:
-        self._state = replace(state, heartbeat=time.time())
+        members = [] if self._devices is None else self._devices.members()
+        self._state = replace(state, heartbeat=time.time(), members=members)
         self._store.beat(self._state)
 
     def _breathe_forever(self) -> None:

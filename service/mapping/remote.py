@@ -35,7 +35,10 @@ def check_beginning(beginning: str) -> str:
     """A beginning of addresses that may be read, as an operator gives it, or what is wrong with it."""
     parts = urlsplit(beginning)
     if parts.scheme not in SCHEMES or not parts.netloc or not parts.path.endswith("/") or parts.query or parts.fragment:
-        raise ValueError(f"is a list of https://HOST/FOLDER/, http://HOST/ or s3://BUCKET/FOLDER/, not {beginning}")
+        raise ValueError(
+            "is a list of https://HOST/FOLDER/, http://HOST/ or s3://BUCKET/FOLDER/, each with a slash at its end, "
+            f"not {beginning}"
+        )
     return beginning
 
 

@@ -176,7 +176,7 @@ def open_pixels(scene: Scene) -> Iterator[ScenePixels]:
         if is_remote(scene.path):
             raise _out_of_reach(scene.path, error) from error
         raise SceneUnreadable(
-            f"{scene.path.name} is cut short or damaged: {_told(error, scene.path)}; copy it again"
+            f"{scene.name} is cut short or damaged: {_told(error, scene.path)}; copy it again"
         ) from error
 
 
@@ -317,7 +317,7 @@ def _locate(path: Path) -> tuple[Path, str]:
         raise SceneUnreadable(f"{path} cannot be read ({error.strerror}): check its name and permissions") from error
     if path.suffix.lower() in ENVI_SUFFIXES:
         raise SceneIncomplete(f"{path.name} has no ENVI header beside it: add {path.with_suffix('.hdr').name}")
-    raise SceneUnreadable(f"{path.name} is neither: send {FORMATS}")
+    raise SceneUnreadable(f"{path.name} is neither GeoTIFF nor ENVI: send {FORMATS}")
 
 
 def _start_of(path: Path) -> bytes:

@@ -69,7 +69,7 @@ function makeProgress(id, state, signal) {
       say(again + (job.history.at(-1)?.text ?? ""));
       const left = job.seconds_left === undefined ? "" : `, about ${duration(job.seconds_left)} left`;
       words.textContent =
-        job.status === "accepted" ? `Accepted: it ${job.message}.` : `${job.progress} % mapped${left} (${count(job.patches_done)} of ${count(job.patches_total)} patches)`;
+        job.status === "accepted" ? `Accepted: it ${job.message}.` : `${job.progress} % mapped${left}${job.patches_total ? ` (${count(job.patches_done)} of ${count(job.patches_total)} patches)` : ""}`;
       if (job.status === "accepted") bar.removeAttribute("value");
       else bar.value = job.progress;
       document.title = `${job.progress} % – ${job.scene}`;
