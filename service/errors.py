@@ -24,6 +24,13 @@ class SceneUnreadable(ServiceError):
     status = 422
 
 
+class PlaceUnreachable(ServiceError):
+    """The place that a scene is to be read from does not answer, or stopped to."""
+
+    code = "place_unreachable"
+    status = 503
+
+
 class SceneIncomplete(ServiceError):
     """An ENVI header without its data, or the other way round."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ class Place:
     spared: int = 0  # answers to come before the first failure
     failures: int = 0  # answers of 503 to come
     sends_parts: bool = True
+    stalls_after: int | None = None  # answers, after which nothing more is said until this is None again
 
     @property
     def url(self) -> str:
@@ -44,6 +46,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         place, path = self.place, unquote(urlsplit(self.path).path)
         place.asked.append(path)
+        if place.stalls_after is not None:
+            place.stalls_after = max(0, place.stalls_after - 1)
+            while place.stalls_after == 0:
+                time.sleep(0.05)
         file = place.folder / path.lstrip("/")
         if path in place.redirects:
             self._answer(302, b"", Location=place.redirects[path])

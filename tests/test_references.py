@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -160,12 +161,50 @@ def test_what_cannot_be_read_in_place_is_refused_with_the_address(reader, place,
     assert "hidden" not in order(reader, f"{place.url}/{name}?signature=hidden").text
 
 
-def test_a_file_that_is_cut_short_fails_its_job(reader, place):
-    answer = order(reader, f"{place.url}/half.tif?signature=hidden")
-    job = answer.json() if answer.status_code != 201 else reader.finished(answer.json()["jobID"])
-    assert job.get("status") in (422, "failed")
-    assert "half.tif cannot be read in place" in json.dumps(job)
-    assert "hidden" not in json.dumps(job.get("exception", {}))
+def test_a_file_that_is_cut_short_is_tried_again_and_then_fails_its_job(reader, place):
+    job = job_of(reader, f"{place.url}/half.tif?signature=hidden")
+    assert job["problem"]["code"] == "place_unreachable"
+    assert "half.tif could not be read to its end" in job["problem"]["detail"]
+    assert "hidden" not in json.dumps(job)
+    assert job["resumes"] == 4
+
+
+def test_what_may_be_a_secret_is_kept(reader, place):
+    answer = reader.client.post("/scenes", json={"href": f"{place.url}/scene.tif?signature=hidden"})
+    told = answer.text + reader.client.get(answer.headers["location"]).text + reader.log.read_text()
+    assert "hidden" not in told
+    assert job_of(reader, answer.headers["location"])["status"] == "successful"
+
+
+def test_a_place_that_stalls_holds_up_nobody_else(reader, files, bundle_folder):
+    with running_place(files) as silent:
+        data = reader.data.with_name("patient")
+        options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu", "--hrefs", f"{silent.url}/")
+        with running_server(data, *options) as server, ThreadPoolExecutor(5) as callers:
+            silent.stalls_after = 1
+            asked = [callers.submit(order, server, f"{silent.url}/scene.tif") for _ in range(4)]
+            wait_for(lambda: len(silent.asked) >= 4)
+            refused(order(server, f"{silent.url}/scene.tif"), 429, "in other places")
+            assert server.client.get("/readyz", timeout=5).status_code == 200
+            assert server.finished(server.submit(files / "plain.tif"), within_s=20)["status"] == "successful"
+            for answer in asked:
+                refused(answer.result(), 503, "scene.tif does not answer")
+            silent.stalls_after = None
+
+
+def test_a_job_that_is_dismissed_while_its_place_stalls_frees_its_worker(reader, files, bundle_folder):
+    with running_place(files) as silent:
+        data = reader.data.with_name("dismissed")
+        options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu", "--hrefs", f"{silent.url}/")
+        with running_server(data, *options) as server:
+            scene = server.client.post("/scenes", json={"href": f"{silent.url}/scene.tif"}).headers["location"]
+            silent.stalls_after = 7  # while pixels are read
+            job = order(server, scene).json()["jobID"]
+            wait_for(lambda: silent.stalls_after == 0)
+            assert server.client.delete(f"/jobs/{job}").status_code == 200
+            found = server.finished(server.submit(files / "plain.tif"), within_s=18)  # GDAL would stay for 20
+            assert found["status"] == "successful"
+            silent.stalls_after = None
 
 
 def test_a_server_without_ranges_is_refused(reader, files):
@@ -190,5 +229,14 @@ def test_a_file_that_was_replaced_is_not_mapped_in_its_place(reader, place, file
     scene = reader.client.post("/scenes", json={"href": f"{place.url}/replaced.tif"}).headers["location"]
     os.utime(files / "replaced.tif", (time.time() + 5, time.time() + 5))
     job = job_of(reader, scene)
-    assert job["status"] == "failed"
-    assert "replaced" in json.dumps(job)
+    assert job["problem"]["code"] == "scene_unreadable"
+    assert "was replaced since it was sent" in job["problem"]["detail"]
+
+
+def test_pixels_of_a_file_that_was_replaced_are_not_shown_as_the_jobs(reader, place, files):
+    shutil.copy(files / "scene.tif", files / "later.tif")
+    job = job_of(reader, f"{place.url}/later.tif")
+    os.utime(files / "later.tif", (time.time() + 5, time.time() + 5))
+    pixel = reader.client.get(f"/jobs/{job['jobID']}/pixel", params={"row": 300, "col": 200}).json()
+    assert pixel["spectrum"] is None
+    assert pixel["class"] is not None

@@ -50,6 +50,15 @@ def test_a_bucket_is_another_of_gdals_names():
         "s3://flights/2026//a.tif",
         "s3://flights/2026/a.tif?versionId=3",
         "s3://flights-private/2026/a.tif",
+        "s3://FLIGHTS/2026/a.tif",
+        "https://data.example.org/scenes/..%5cprivate%5ca.tif",
+        "https://data.example.org/scenes/..;/private/a.tif",
+        "https://data.example.org/scenes/%252e%252e/private/a.tif",
+        "https://data.example.org/scenes/a%00.tif",
+        "https://data.example.org/scenes/a b.tif",
+        " https://data.example.org/scenes/a.tif",
+        "http://[::1/scenes/a.tif",
+        "https://data.example.org\u2100/scenes/a.tif",
         "file:///etc/passwd",
         "/etc/passwd",
         "/vsicurl/https://data.example.org/scenes/a.tif",
@@ -68,7 +77,10 @@ def test_what_follows_a_question_mark_is_told_to_nobody():
     assert address_of(Path("/vsis3/flights/2026/a.tif")) == "s3://flights/2026/a.tif"
 
 
-@pytest.mark.parametrize("place", ["https://data.example.org", "https://data.example.org/scenes", "data", "file:///x/"])
+@pytest.mark.parametrize(
+    "place",
+    ["https://data.example.org", "https://data.example.org/scenes", "data", "file:///x/", "https://me:pw@example.org/"],
+)
 def test_a_place_ends_with_a_slash_and_has_a_host(place):
     with pytest.raises(ValidationError, match="https://HOST/FOLDER/"):
         Settings(hrefs=place)

@@ -357,7 +357,7 @@ def scene_of(scene: SceneRecord, models: dict[str, str], base: str) -> SceneDocu
         id=scene.id,
         name=scene.name,
         size_bytes=scene.size_bytes,
-        href=scene.href,
+        href=scene.href and scene.href.partition("?")[0],  # what follows may be a secret
         created=_moment(scene.created),
         expires=_moment(scene.expires),
         models=models,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -19,7 +20,6 @@ from service.errors import (
     NoSuchScene,
     NotReady,
     QueueFull,
-    RequestUnusable,
     SceneIncomplete,
     SceneInUse,
     SceneTooLarge,
@@ -30,7 +30,7 @@ from service.errors import (
     in_words,
 )
 from service.jobs.disk import drop_job, flush, flush_folder
-from service.jobs.inspector import Inspector
+from service.jobs.inspector import MOST_REFERRING, Inspector
 from service.jobs.models import Models, ServedModel
 from service.jobs.records import JobRecord, SceneRecord, new_id
 from service.jobs.store import Store
@@ -99,6 +99,7 @@ class Admission:
         self._uploads = 0
         self._job_uploads = 0
         self._was_ready = False
+        self._referring = threading.BoundedSemaphore(MOST_REFERRING)
 
     # Before an upload is read
 
@@ -198,13 +199,13 @@ class Admission:
 
     def refer(self, href: str, owner: str, *, is_temporary: bool) -> SceneRecord:
         """A scene that is read in place, where it lies, understood but not in the store yet."""
-        if not self._settings.hrefs:
-            raise RequestUnusable(
-                "the scene's href leads to another place, and this server reads from no other place: upload the scene "
-                "with POST /scenes and give its address"
-            )
         path = allowed_path(href, self._settings.hrefs)
-        document = self._inspector.look_at_scene(path, self._settings.limits)
+        if not self._referring.acquire(blocking=False):  # a place that stalls holds up nobody else
+            raise self._come_back(f"{MOST_REFERRING} scenes in other places are being looked at, as many as at a time")
+        try:
+            document = self._inspector.look_at_place(path, self._settings.limits)
+        finally:
+            self._referring.release()
         now = time.time()
         return SceneRecord(
             id=new_id(),

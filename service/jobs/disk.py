@@ -22,6 +22,11 @@ def data_path(settings: Settings, scene: SceneRecord) -> Path:
     return settings.scene_folder(scene.id) / scene.file
 
 
+def version_of(scene: SceneRecord) -> str:
+    """What tells a file in another place from one that has taken its place."""
+    return str(scene.document.get("version", ""))
+
+
 def drop_job(settings: Settings, store: Store, job: JobRecord) -> None:
     """Everything of a job that was dismissed, failed or expired: its folder, and the scene that came with it."""
     rmtree(settings.job_folder(job.id), ignore_errors=True)

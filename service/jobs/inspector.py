@@ -16,6 +16,14 @@ from service.mapping.scenes import Limits, open_scene
 # A scene's header takes some hundred megabytes at most.
 BOUNDS = Bounds(seconds=60.0, memory_bytes=4 << 30)
 MOST_CHILDREN = 4
+# Scenes in other places have processes of their own: one that stalls is not waited for by those who upload.
+PLACE_BOUNDS = Bounds(
+    seconds=45.0,
+    memory_bytes=4 << 30,
+    doing="the scene could not be looked at",
+    reason="its place does not answer, or too slowly; try again later, or upload it with POST /scenes",
+)
+MOST_REFERRING = 4
 
 
 class Inspector:
@@ -23,10 +31,15 @@ class Inspector:
 
     def __init__(self) -> None:
         self._children = Children(__name__, MOST_CHILDREN, BOUNDS)
+        self._far_children = Children(__name__, MOST_REFERRING, PLACE_BOUNDS)
 
     def look_at_scene(self, path: Path, limits: Limits) -> dict[str, Any]:
         """What is understood of a scene, or its refusal."""
         return self._children.ask({"scene": str(path), "limits": asdict(limits)})
+
+    def look_at_place(self, path: Path, limits: Limits) -> dict[str, Any]:
+        """What is understood of a scene that is read in place, or its refusal."""
+        return self._far_children.ask({"scene": str(path), "limits": asdict(limits)})
 
     def look_at_bundle(self, path: Path) -> tuple[Manifest, str]:
         """A sound bundle's manifest and sha256, or its refusal."""
@@ -36,6 +49,7 @@ class Inspector:
     def close(self) -> None:
         """End the children, whatever they are looking at."""
         self._children.close()
+        self._far_children.close()
 
 
 def _look(question: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rasterio.transform import Affine
 
 from service.errors import BandsMissing, NoSuchJob, NoSuchResult, RequestUnusable
 from service.jobs.admission import match_model
-from service.jobs.disk import data_path
+from service.jobs.disk import data_path, version_of
 from service.jobs.models import Models
 from service.jobs.pixels import Pixels
 from service.jobs.readers import Readers
@@ -163,7 +163,7 @@ class Layers:
         scene = looked.scene
         if scene is None:
             raise scene_is_gone(looked.job.scene_id)
-        return self._pixels.read(data_path(self._settings, scene), self._settings.limits, row, col)
+        return self._pixels.read(data_path(self._settings, scene), self._settings.limits, version_of(scene), row, col)
 
     def spectrum(self, looked: Looked, values: list[float | None]) -> dict[str, Any]:
         """A pixel's values, and what they are values of."""

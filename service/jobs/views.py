@@ -17,7 +17,7 @@ from typing import Any
 
 from service.errors import NoSuchScene, QueueFull, RequestUnusable, ServiceError, StorageFull, error_of, unwritten
 from service.jobs.children import Bounds, Children, serve, shuts_down
-from service.jobs.disk import data_path
+from service.jobs.disk import data_path, version_of
 from service.jobs.records import SceneRecord, new_id
 from service.jobs.store import Store
 from service.mapping.engines import cores
@@ -87,7 +87,8 @@ class Views:
         with self._lock:
             if path in self._making:
                 return self._making[path]
-            is_custom = bands != default_bands(scene)
+            # A place that stalls takes no more than those who choose bands may: others' first views go on.
+            is_custom = bands != default_bands(scene) or scene.href is not None
             self._require_sense(path, scene.owner if is_custom else None)
             pixels = scene.document["rows"] * scene.document["cols"]
             task = _Task((is_custom, pixels, next(self._numbers)), scene, bands, path)
@@ -175,6 +176,7 @@ class Views:
             question = {
                 "scene": str(data_path(self._settings, scene)),
                 "limits": asdict(self._settings.limits),
+                "version": version_of(scene),
                 "bands": bands,
                 "folder": str(half),
             }
@@ -263,7 +265,9 @@ def chosen_bands(scene: SceneRecord, bands: Bands | None) -> Bands:
 
 
 def _picture(question: dict[str, Any]) -> dict[str, Any]:
-    scene = open_scene(Path(question["scene"]), Limits(**question["limits"]), counts_packed=False)
+    scene = open_scene(
+        Path(question["scene"]), Limits(**question["limits"]), counts_packed=False, version=question["version"]
+    )
     red, green, blue = question["bands"]
     return {"picture": str(write_picture(scene, (red, green, blue), Path(question["folder"]), cores()))}
 

@@ -23,13 +23,13 @@ from service.errors import (
     InferenceFailed,
     InternalError,
     NotReady,
-    SceneUnreadable,
+    PlaceUnreachable,
     ServiceError,
     StorageFull,
     unwritten,
 )
 from service.jobs.devices import CLUSTER, Devices, open_device
-from service.jobs.disk import data_path, drop_job, drop_work, flush, flush_folder
+from service.jobs.disk import data_path, drop_job, drop_work, flush, flush_folder, version_of
 from service.jobs.records import JobRecord, WorkerRecord
 from service.jobs.store import MOST_DEATHS, Store, StoreBusy, insist
 from service.mapping.ahead import Cancelled
@@ -46,6 +46,8 @@ RETRY_S = 10.0  # between attempts to get a device that is not there
 STANDARD_INPUT = 0
 MARK_NAME, MARK = "mark", struct.Struct("<qq")
 STUCK = 3  # the exit code of a worker that hangs
+LINGER_S = 3.0  # that a cancelled job may take to end, where a place that stalls may hold it up
+MOST_PLACE_TRIES, PLACE_WAIT_S = 4, 5.0  # of a place that fell silent
 
 
 class Progress:
@@ -134,6 +136,8 @@ class Worker:
         self._job: JobRecord | None = None
         self._progress = Progress()
         self._cancelled = threading.Event()
+        self._is_far = False  # the job's scene is read in another place
+        self._lingers_since: float | None = None  # a job that is cancelled and has not ended
 
     def wake(self) -> None:
         """There is a job, or one was dismissed."""
@@ -195,6 +199,7 @@ class Worker:
     def _work_on(self, job: JobRecord) -> None:
         log.info("started" if job.resumes == 0 else "resumed", extra={"worker": self._name})
         self._cancelled.clear()
+        self._is_far, self._lingers_since = False, None
         self._progress = Progress(job.cells_done, job.cells_total)
         self._notes = []
         self._job = job
@@ -212,9 +217,8 @@ class Worker:
         scene_record = self._store.scene(job.scene_id)
         if scene_record is None:
             raise InternalError(f"the scene of job {job.id} is gone: send it again")
-        scene = open_scene(data_path(settings, scene_record), settings.limits)
-        if scene.version != scene_record.document.get("version", ""):
-            raise SceneUnreadable(f"{scene_record.name} was replaced since the job was accepted: send it again")
+        self._is_far = scene_record.href is not None
+        scene = open_scene(data_path(settings, scene_record), settings.limits, version=version_of(scene_record))
         assert self._devices is not None
         bundle, engine = self._devices.take(job.model, self._note, self._cancelled.is_set)
         self._insist(lambda: self._store.note_provider(job, engine.device, engine.provider))
@@ -257,7 +261,12 @@ class Worker:
 
     def _stop_work(self, job: JobRecord, error: Exception) -> None:
         """Work that did not come to its end: the job is released, left, or failed."""
-        if (self._is_stopping.is_set() and self._cancelled.is_set()) or isinstance(error, StoreBusy | CrewLost):
+        may_pass = isinstance(error, StoreBusy | CrewLost)
+        if isinstance(error, PlaceUnreachable) and job.resumes < MOST_PLACE_TRIES and not self._cancelled.is_set():
+            self._note(f"{error}; this is tried again")
+            self._is_stopping.wait(PLACE_WAIT_S)
+            may_pass = True
+        if (self._is_stopping.is_set() and self._cancelled.is_set()) or may_pass:
             self._insist(lambda: self._tell_notes(job))
             self._insist(lambda: self._store.release(job))
             log.info("released", extra={"worker": self._name})
@@ -326,6 +335,7 @@ class Worker:
             if not is_ours and self._job is job:
                 self._cancelled.set()
             self._end_if_stuck(job, progress)
+            self._end_if_lingering(job)
         self._tell_trouble()
         if time.time() - self._state.heartbeat > min(4 * BEAT_S, self._settings.lease_s / 4):
             self._tell(self._state)
@@ -337,6 +347,15 @@ class Worker:
             progress.excuse()
         elif progress.quiet_s > patience_s:
             log.error("stuck for %.0f s: ending", progress.quiet_s, extra={"worker": self._name, "job_id": job.id})
+            os._exit(STUCK)
+
+    def _end_if_lingering(self, job: JobRecord) -> None:
+        """A place that stalls cannot be left in any other way: the next worker takes what waits."""
+        if not self._is_far or not self._cancelled.is_set() or self._is_stopping.is_set():
+            return
+        self._lingers_since = self._lingers_since or time.monotonic()
+        if time.monotonic() - self._lingers_since > LINGER_S:
+            log.warning("its place stalls: ending", extra={"worker": self._name, "job_id": job.id})
             os._exit(STUCK)
 
     def _note(self, text: str) -> None:

@@ -24,7 +24,7 @@ from rasterio.transform import Affine
 from rasterio.windows import Window
 
 from model.spectra import Wavelengths, from_band_names, parse_list, to_nm, unit_in_nm
-from service.errors import DtypeUnsupported, SceneIncomplete, SceneTooLarge, SceneUnreadable
+from service.errors import DtypeUnsupported, PlaceUnreachable, SceneIncomplete, SceneTooLarge, SceneUnreadable
 from service.mapping.remote import REMOTE_ENV, address_of, fingerprint, is_remote, probe
 from service.mapping.tiff import declared_size, expected_bytes, packed_strip_bytes, reference_text
 
@@ -125,8 +125,13 @@ class Scene:
         )
 
 
-def open_scene(path: Path, limits: Limits | None = None, *, counts_packed: bool = True) -> Scene:
-    """Understand a scene, or refuse it; packed ENVI data are read whole, to see that nothing is missing, if asked."""
+def open_scene(
+    path: Path, limits: Limits | None = None, *, counts_packed: bool = True, version: str | None = None
+) -> Scene:
+    """Understand a scene, or refuse it; packed ENVI data are read whole, to see that nothing is missing, if asked.
+
+    With `version`, a file in another place has to be the one that had it.
+    """
     path, driver = _locate(path)
     said = probe(path) if is_remote(path) else ""
     if limits is not None and not is_remote(path):
@@ -139,7 +144,13 @@ def open_scene(path: Path, limits: Limits | None = None, *, counts_packed: bool 
             if limits is not None:
                 _check_blocks(path, dataset, limits)
             scene = _understand(path, driver, dataset, counts_packed=counts_packed)
-            return replace(scene, version=fingerprint(said, dataset)) if is_remote(path) else scene
+            if not is_remote(path):
+                return scene
+            _refuse_grids(scene.name, scene.crs.to_wkt().encode() if scene.crs else b"")
+            scene = replace(scene, version=fingerprint(said, dataset))
+            if version not in (None, scene.version):
+                raise _replaced(path)
+            return scene
     except GDAL_ERRORS as error:
         if is_remote(path):
             raise _out_of_reach(path, error) from error
@@ -174,7 +185,11 @@ def open_pixels(scene: Scene) -> Iterator[ScenePixels]:
             yield ScenePixels(scene, dataset)
     except GDAL_ERRORS as error:
         if is_remote(scene.path):
-            raise _out_of_reach(scene.path, error) from error
+            require_unchanged(scene)
+            raise PlaceUnreachable(
+                f"{address_of(scene.path)} could not be read to its end: its place fell silent, or the file is bad: "
+                "check it, and send it again"
+            ) from error
         raise SceneUnreadable(
             f"{scene.name} is cut short or damaged: {_told(error, scene.path)}; copy it again"
         ) from error
@@ -182,13 +197,17 @@ def open_pixels(scene: Scene) -> Iterator[ScenePixels]:
 
 def require_unchanged(scene: Scene) -> None:
     """Refuse what was made of a scene in another place, if the file there has been replaced meanwhile."""
-    if scene.version and open_scene(scene.path).version != scene.version:
-        raise SceneUnreadable(f"{address_of(scene.path)} was replaced while it was being read: send it again")
+    if scene.version:
+        open_scene(scene.path, version=scene.version)
+
+
+def _replaced(path: Path) -> SceneUnreadable:
+    return SceneUnreadable(f"{address_of(path)} was replaced since it was sent: send it again")
 
 
 def _out_of_reach(path: Path, error: Exception) -> SceneUnreadable:
     """The refusal of a file in another place; GDAL's words may hold the whole address, secrets and all."""
-    found = re.search(r"HTTP response code: \d+|[Tt]imed? ?out|not recognized as[^/]*format", str(error))
+    found = re.search(r"HTTP response code: \d+|not recognized as[^/]*format", str(error))
     reason = f" ({found[0]})" if found else ""
     return SceneUnreadable(
         f"{address_of(path)} cannot be read in place{reason}: it has to be a tiled GeoTIFF (a COG) that this server "
@@ -437,11 +456,15 @@ def _check_crs_text(path: Path, driver: str) -> None:
         header = _header_of(path)
         content = header.read_bytes() if header is not None else b""
         text = b"".join(re.findall(rb"(?i)coordinate[ _]+system[ _]+string\s*=([^}]*)", content))
+    _refuse_grids(path.name, text)
+
+
+def _refuse_grids(name: str, text: bytes) -> None:
     # Web Mercator has a slash in its name, and says that it needs no grid.
     text = re.sub(rb"\s", b"", re.sub(rb"nadgrids=@null(?=[\s\"])", b"", text))
     if re.search(rb"(?i)PROJ4_GRIDS|PARAMETERFILE|(grids|file|init|model)=", text) and re.search(rb"[/\\]", text):
         raise SceneUnreadable(
-            f"the coordinate reference system of {path.name} names a grid file by its path, and only what was sent "
+            f"the coordinate reference system of {name} names a grid file by its path, and only what was sent "
             "is read: write it without the grid"
         )
 
