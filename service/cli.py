@@ -37,6 +37,7 @@ COMMANDS = {
     "synth": Command("make a synthetic georeferenced scene with a known truth", "cpu"),
     "train": Command("learn a bundle from a scene and a few labels", "train,cpu"),
     "evaluate": Command("score a bundle on labelled pixels", "train,cpu"),
+    "study": Command("repeat the paper's experiments on a labelled scene, with a report", "train,cpu"),
 }
 
 

@@ -36,10 +36,12 @@ def split_labels(
     val_fraction: float,
     seed: int,
     separation_px: int,
+    train_pixels: int | None = None,
 ) -> Split:
     """Draw a share of every class to train and to validate; labels are 0 (none) or a class 1..K.
 
-    In a spatial split, other pixels lie at least `separation_px` from those that train, in row or in column.
+    `train_pixels` asks for so many training pixels in all instead, spread over the classes as the labels are. In a
+    spatial split, other pixels lie at least `separation_px` from those that train, in row or in column.
     """
     for option, share in (("fraction", fraction), ("val-fraction", val_fraction)):
         if not 0 <= share < 1:
@@ -51,7 +53,11 @@ def split_labels(
         may_train = may_test = np.ones(len(pixels), bool)
     else:
         may_train, may_test = _apart(pixels, classes, separation_px, generator)
-    train, validation = _draw(classes, may_train, may_test, fraction, val_fraction, generator)
+    if train_pixels is None:
+        quotas = _quotas(classes, fraction)
+    else:
+        quotas = _quotas_of(train_pixels, classes, may_train)
+    train, validation = _draw(classes, may_train, may_test, quotas, val_fraction, generator)
     test = may_test & ~train & ~validation
     if not test.any():
         raise LabelsUnusable(
@@ -61,24 +67,43 @@ def split_labels(
     return Split(name, pixels[train], pixels[validation], pixels[test])
 
 
+def _quotas(classes: NDArray[np.integer], fraction: float) -> dict[int, int]:
+    """How many pixels of each class train: a share of them, at least one."""
+    values, counts = np.unique(classes, return_counts=True)
+    return {int(value): max(1, round(fraction * int(count))) for value, count in zip(values, counts, strict=True)}
+
+
+def _quotas_of(train_pixels: int, classes: NDArray[np.integer], may_train: NDArray[np.bool_]) -> dict[int, int]:
+    """So many pixels in all, one of each class and the rest where a class lacks most of its share.
+
+    A class that has too few pixels to draw from gives what it has, and others make up for it.
+    """
+    values, counts = np.unique(classes, return_counts=True)
+    available = np.array([(may_train & (classes == value)).sum() for value in values])
+    drawn = np.minimum(1, available)
+    share = train_pixels * counts / counts.sum()
+    while drawn.sum() < train_pixels and (drawn < available).any():
+        drawn[np.argmax(np.where(drawn < available, share - drawn, -np.inf))] += 1
+    return {int(value): int(count) for value, count in zip(values, drawn, strict=True)}
+
+
 def _draw(
     classes: NDArray[np.integer],
     may_train: NDArray[np.bool_],
     may_validate: NDArray[np.bool_],
-    fraction: float,
+    quotas: dict[int, int],
     val_fraction: float,
     generator: np.random.Generator,
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Per class: `fraction` of its pixels to train, at least one, and `val_fraction` to validate."""
+    """Per class: its quota of pixels to train, and `val_fraction` of them to validate."""
     train = np.zeros(len(classes), bool)
     validation = np.zeros(len(classes), bool)
-    for value in np.unique(classes):
+    for value, quota in quotas.items():
         of_class = classes == value
-        total = int(of_class.sum())
         candidates = generator.permutation(np.flatnonzero(of_class & may_train))
-        train[candidates[: max(1, round(fraction * total))]] = True
+        train[candidates[:quota]] = True
         candidates = generator.permutation(np.flatnonzero(of_class & may_validate & ~train))
-        validation[candidates[: round(val_fraction * total)]] = True
+        validation[candidates[: round(val_fraction * int(of_class.sum()))]] = True
     return train, validation
 
 

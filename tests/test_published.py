@@ -1,0 +1,262 @@
+"""The paper's scenes are found as their authors publish them, refused where they are others, and compared."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import scipy.io
+
+from model.attention import VARIANTS
+from service.errors import LabelsUnusable, SceneUnreadable, SceneUnusable
+from tests.scenes import spectra_of, write_envi, write_tif
+from training.datasets import load_labelled_scene
+from training.published import (
+    COLUMNS,
+    PUBLISHED,
+    PublishedScene,
+    compare,
+    comparison_markdown,
+    find_files,
+    load_published,
+    require_layout,
+)
+
+
+def labels_of(published: PublishedScene) -> np.ndarray:
+    """Every class in turn, with a row that is not labelled."""
+    labels = np.arange(published.rows * published.cols) % len(published.class_names) + 1
+    labels[: published.cols] = 0
+    return labels.reshape(published.rows, published.cols).astype(np.uint8)
+
+
+def small(name: str) -> PublishedScene:
+    """The scene's layout with fewer pixels and bands."""
+    tiny = replace(PUBLISHED[name], rows=12, cols=10, bands=5)
+    counts = np.bincount(labels_of(tiny).ravel(), minlength=len(tiny.class_names) + 1)[1:]
+    return replace(tiny, class_pixels=tuple(counts.tolist()))
+
+
+def write_mats(folder: Path, published: PublishedScene, labels: np.ndarray | None = None, **others: np.ndarray) -> None:
+    labels = labels_of(published) if labels is None else labels
+    folder.mkdir(parents=True, exist_ok=True)
+    cube = spectra_of(labels, published.bands)
+    scipy.io.savemat(folder / published.cube_files[0], {published.cube_variable: cube, **others})
+    scipy.io.savemat(folder / published.label_files[0], {published.label_variable: labels})
+
+
+def load(published: PublishedScene, path: Path):
+    return load_published(published, find_files(published, path))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_scene_loads_from_its_folder_with_its_class_names(tmp_path, name):
+    published = small(name)
+    write_mats(tmp_path, published)
+    scene = load(published, tmp_path)
+    assert scene.cube.shape == published.shape
+    assert tuple(entry.name for entry in scene.legend) == published.class_names
+    np.testing.assert_array_equal(scene.labels, labels_of(published))
+    assert scene.warnings == ()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_plain_loader_gives_the_same_scene(tmp_path, name):
+    published = small(name)
+    write_mats(tmp_path, published)
+    plain, checked = load_labelled_scene(find_files(published, tmp_path)), load(published, tmp_path)
+    assert plain.legend == checked.legend
+    assert plain.digest == checked.digest
+
+
+def test_what_is_built_in_is_whole():
+    assert set(COLUMNS) == set(VARIANTS)
+    shapes = {name: (*published.shape, len(published.class_names)) for name, published in PUBLISHED.items()}
+    assert shapes == {
+        "salinas": (512, 217, 204, 16),
+        "honghu": (940, 475, 270, 22),
+        "tangdaowan": (1740, 860, 176, 18),
+    }
+    for published in PUBLISHED.values():
+        assert len(published.class_pixels) == len(set(published.class_names)) == len(published.class_names)
+        assert set(published.figures) == set(VARIANTS)
+    assert sum(PUBLISHED["salinas"].class_pixels) == 54_129
+    assert sum(PUBLISHED["honghu"].class_pixels) == 386_693
+
+
+def test_salinas_in_its_true_shape_and_true_counts(tmp_path):
+    published = PUBLISHED["salinas"]
+    labels = np.repeat(np.arange(17), [512 * 217 - 54_129, *published.class_pixels]).reshape(512, 217).astype(np.uint8)
+    # Two values in all, so that 45 MB of samples are a small file; an HDF5 file as MATLAB 7.3 writes it.
+    with h5py.File(tmp_path / "Salinas_corrected.mat", "w", userblock_size=512) as file:
+        samples = np.broadcast_to((labels > 0).T, (204, 217, 512)).astype(np.int16)
+        file.create_dataset("salinas_corrected", data=samples, compression="gzip", chunks=(204, 31, 64))
+    scipy.io.savemat(tmp_path / "Salinas_gt.mat", {"salinas_gt": labels}, do_compression=True)
+    scene = load(published, tmp_path)
+    assert scene.cube.shape == (512, 217, 204)
+    assert scene.warnings == ()
+    assert scene.legend[7].name == "Grapes_untrained"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("WHU-Hi-HongHu.bsq", "WHU-Hi-HongHu_gt.bsq"),
+        ("WHU-Hi-HongHu", "WHU-Hi-HongHu_gt"),
+        ("WHU-Hi-HongHu.tif", "WHU-Hi-HongHu_gt.tif"),
+    ],
+)
+def test_honghu_as_envi_and_as_tiff_in_the_publishers_folders(tmp_path, names):
+    published = small("honghu")
+    folder = tmp_path / "formats" / "WHU-Hi-HongHu"
+    folder.mkdir(parents=True)
+    labels = labels_of(published)
+    for name, values in zip(names, (spectra_of(labels, published.bands), labels), strict=True):
+        if name.endswith("tif"):
+            write_tif(folder / name, values, crs=None, transform=None)
+        else:
+            write_envi(folder / name, values.reshape(*labels.shape, -1))
+    samples = folder / "Training samples and test samples"
+    samples.mkdir()
+    scipy.io.savemat(samples / "Train50.mat", {"HHCYtrain50": labels})
+    scene = load(published, tmp_path)
+    assert scene.cube.shape == published.shape
+    assert scene.legend[-1].name == "Tree"
+
+
+def test_other_spellings_and_a_second_download_are_found(tmp_path):
+    published = small("tangdaowan")
+    write_mats(tmp_path, published)
+    (tmp_path / "QUH-Tangdaowan.mat").rename(tmp_path / "quh_tangdaowan.MAT")
+    (tmp_path / "QUH-Tangdaowan_GT.mat").rename(tmp_path / "QUH-Tangdaowan_gt (1).mat")
+    files = find_files(published, tmp_path)
+    assert (files.scene.name, files.labels.name) == ("quh_tangdaowan.MAT", "QUH-Tangdaowan_gt (1).mat")
+
+
+def test_a_cube_that_is_named_finds_the_labels_beside_it(tmp_path):
+    published = small("salinas")
+    write_mats(tmp_path, published)
+    renamed = (tmp_path / "Salinas_corrected.mat").rename(tmp_path / "mine.mat")
+    assert find_files(published, renamed).labels == tmp_path / "Salinas_gt.mat"
+    elsewhere = tmp_path / "elsewhere.mat"
+    assert find_files(published, renamed, elsewhere).labels == elsewhere
+
+
+def test_the_published_variable_is_taken_where_a_file_holds_several(tmp_path):
+    published = small("salinas")
+    write_mats(tmp_path, published, smooth=np.zeros((12, 10, 5)))
+    scene = load(published, tmp_path)
+    np.testing.assert_array_equal(scene.cube, spectra_of(labels_of(published), 5))
+
+
+def test_a_variable_of_another_name_is_found_by_its_shape(tmp_path):
+    published = small("salinas")
+    write_mats(tmp_path, replace(published, cube_variable="data", label_variable="map"))
+    assert load(published, tmp_path).cube.shape == published.shape
+
+
+def test_a_missing_cube_says_what_it_is_called_and_where_it_is(tmp_path):
+    np.save(tmp_path / "other.npy", np.zeros(3))
+    with pytest.raises(SceneUnreadable, match=r"Salinas_corrected\.mat.*but other\.npy: get it from https://www\.ehu"):
+        find_files(PUBLISHED["salinas"], tmp_path)
+    with pytest.raises(SceneUnreadable, match="give the folder that holds Salinas_corrected"):
+        find_files(PUBLISHED["salinas"], tmp_path / "absent")
+
+
+def test_missing_labels_say_what_they_are_called(tmp_path):
+    published = small("salinas")
+    write_mats(tmp_path, published)
+    (tmp_path / "Salinas_gt.mat").unlink()
+    with pytest.raises(LabelsUnusable, match=r"Salinas_gt\.mat, but Salinas_corrected\.mat: .* --labels"):
+        find_files(published, tmp_path)
+
+
+def test_labels_given_for_the_cube_are_told(tmp_path):
+    published = small("salinas")
+    write_mats(tmp_path, published)
+    with pytest.raises(SceneUnreadable, match="holds the labels"):
+        find_files(published, tmp_path / "Salinas_gt.mat")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bands": 6}, r"12 x 10 x 5, and Salinas 12 x 10 x 6 .*bands.*Salinas_corrected\.mat"),
+        ({"rows": 10, "cols": 12}, "another order: save it as rows x cols x bands"),
+        ({"rows": 99}, "another scene, or a part of it.*without --published"),
+    ],
+)
+def test_a_cube_of_another_shape_is_refused_with_the_remedy(tmp_path, change, message):
+    published = small("salinas")
+    write_mats(tmp_path, published)
+    with pytest.raises(SceneUnusable, match=message):
+        load(replace(published, **change), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (1, r"16 classes.*no pixel of 7 \(Celery\): take Salinas_gt\.mat"),
+        (200, r"no pixel of 7 \(Celery\) and the unknown value 200"),
+    ],
+)
+def test_other_classes_are_refused_without_a_word_of_options(tmp_path, value, message):
+    published = small("salinas")
+    labels = labels_of(published)
+    labels[labels == 7] = value
+    write_mats(tmp_path, published, labels)
+    with pytest.raises(LabelsUnusable, match=message) as refused:
+        load(published, tmp_path)
+    assert "--classes" not in str(refused.value)
+
+
+def test_other_numbers_of_pixels_are_a_warning(tmp_path):
+    published = small("salinas")
+    write_mats(tmp_path, published)
+    counts = list(published.class_pixels)
+    found, counts[6], counts[8] = counts[6], 1000, None
+    (warning,) = load(replace(published, class_pixels=tuple(counts)), tmp_path).warnings
+    assert f"Celery {found} instead of 1000)" in warning
+
+
+def test_a_few_pixels_more_or_less_are_no_warning(tmp_path):
+    published = small("salinas")
+    write_mats(tmp_path, published)
+    scene = load(published, tmp_path)
+    many = replace(published, class_pixels=tuple(100 * count for count in published.class_pixels))
+    labels = np.tile(scene.labels, (100, 1))  # 600 pixels and more of each class
+    labels[-1, -1] = 0
+    assert require_layout(many, replace(scene, labels=labels)) == []
+
+
+def test_the_comparison_has_every_cell_of_the_table():
+    cells = compare(PUBLISHED["salinas"], {})
+    assert [cell.column for cell in cells[::3]] == list(COLUMNS.values())
+    assert [cell.metric for cell in cells[:3]] == ["oa", "aa", "kappa"]
+    assert all(cell.ours is None and cell.difference is None and cell.seeds == 0 for cell in cells)
+
+
+def test_ours_stands_beside_the_published_figure():
+    results = {"scaled_dot_product": [(0.98, 0.94, 0.97), (0.99, 0.96, 0.98)]}
+    cells = {(cell.variant, cell.metric): cell for cell in compare(PUBLISHED["honghu"], results)}
+    oa = cells["scaled_dot_product", "oa"]
+    assert (oa.published, oa.seeds) == (98.32, 2)
+    assert oa.ours == pytest.approx(98.5)
+    assert oa.deviation == pytest.approx(np.sqrt(0.5))
+    assert oa.difference == pytest.approx(0.18)
+    assert cells["scaled_dot_product", "aa"].published == 94.48
+    assert cells["scaled_dot_product", "kappa"].published == 97.87
+
+
+def test_the_comparison_as_markdown():
+    results = {"cosine": [(0.99, 0.97, 0.985)], "cosine_squared": [(0.98, 0.95, 0.97), (0.98, 0.95, 0.97)]}
+    lines = comparison_markdown(PUBLISHED["tangdaowan"], results).splitlines()
+    assert len(lines) == 2 + len(VARIANTS)
+    assert len({line.count("|") for line in lines}) == 1
+    assert lines[2] == (
+        "| cosine squared (CS²) | 2 | 98.00 ± 0.00 | 98.39 | -0.39 | 95.00 ± 0.00 | 94.92 | +0.08 "
+        "| 97.00 ± 0.00 | 98.17 | -1.17 |"
+    )
+    assert lines[3].startswith("| cosine (CS) | 1 | 99.00 | 98.84 | +0.16 |")
+    assert lines[4].startswith("| scaled dot product (SDP) | 0 | - | 98.51 | - |")

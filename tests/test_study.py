@@ -1,0 +1,535 @@
+"""A study: which cells it has, that each is run once whoever runs it, that it goes on, and what its files hold."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from model.architecture import ModelConfig
+from model.attention import VARIANTS
+from service.errors import OptionsUnusable, OutputUnwritable, WrongUsage
+from tests import scenes
+from tests.command_line import refusal, run
+from training import cells as cells_module
+from training import study as study_module
+from training.cells import add_noise, default_config, run_cell
+from training.datasets import LabelledFiles, LabelledScene
+from training.fit import RECIPES, separation_px
+from training.inspection import choose_pixels, picture_of
+from training.plan import ABLATIONS, BASELINES, Amount, Asked, Cell, choose, choose_recipes, plan_cells
+from training.splits import split_labels
+from training.study import CellsDone, Splits, StudyFolder, StudyOptions, open_study, run_study, work_through
+from training.summary import compare_published, summarise_study
+
+ONE_PERCENT = Amount(fraction=0.01)
+CELL_KEYS = {
+    "id", "part", "name", "label", "group", "recipe", "amount", "seed", "split", "scores", "confusion", "mapped",
+    "calibration", "chosen", "weights", "seconds", "code_version",
+}  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> LabelledFiles:
+    """A scene of 24 x 22 pixels on disk."""
+    scene = scenes.labelled_scene()
+    np.save(tmp_path / "scene.npy", scene.cube)
+    np.save(tmp_path / "labels.npy", scene.labels)
+    return LabelledFiles(tmp_path / "scene.npy", tmp_path / "labels.npy")
+
+
+@pytest.fixture
+def options(files: LabelledFiles, tmp_path: Path) -> StudyOptions:
+    """Two quick baselines over two seeds."""
+    asked = Asked(2, (), (), ("logistic_regression", "svm"), ("paper",), (Amount(fraction=0.05),))
+    return StudyOptions(files, tmp_path / "study", asked, device="cpu")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks of one small layer that learn for an epoch."""
+    small = {"patch_px": 8, "width": 16, "depth": 1, "heads": 2, "mlp_width": 16}
+
+    def config(scene: LabelledScene, change: dict | None = None) -> ModelConfig:
+        return default_config(scene, small | (change or {}))
+
+    recipes = {name: replace(recipe, epochs=1) for name, recipe in RECIPES.items()}
+    monkeypatch.setattr(cells_module, "RECIPES", recipes)
+    monkeypatch.setattr(cells_module, "default_config", config)
+    monkeypatch.setattr(study_module, "default_config", config)
+
+
+def a_split(scene: LabelledScene):
+    return split_labels(scene.labels, "random", 0.02, 0.02, 0, separation_px(default_config(scene)))
+
+
+def baseline(seed: int) -> Cell:
+    return Cell("baselines", "svm", None, ONE_PERCENT, seed)
+
+
+# the plan
+
+
+def test_the_paper_s_tables_are_planned():
+    asked = Asked(seeds=5)
+    parts = Counter(cell.part for cell in plan_cells(asked))
+    assert parts == {"portrait": 1, "variants": 11 * 2 * 5, "baselines": 4 * 5, "ablations": 19 * 5}
+
+
+def test_table_two_has_the_paper_s_rows():
+    groups = Counter(ablation.group for ablation in ABLATIONS.values())
+    assert groups == {  # without the default network's row in each but the last
+        "Normalization": 3, "Squaring strategy": 3, "Positional encoding": 2, "Head number": 2, "Encoder depth": 2,
+        "Embedding dimension": 2, "Patch size": 2, "Spectral noise": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablation_changes_one_thing(name, scene):
+    default, changed = (
+        default_config(scene),
+        default_config(scene, Cell("ablations", name, "paper", ONE_PERCENT, 0).change),
+    )
+    differing = [key for key in vars(default) if getattr(default, key) != getattr(changed, key)]
+    assert len(differing) == (ABLATIONS[name].noise_db is None)
+
+
+def test_ids_are_unique_and_name_files():
+    amounts = (Amount(fraction=0.01), Amount(fraction=0.00001), Amount(train_pixels=100))
+    ids = [cell.id for cell in plan_cells(Asked(seeds=2, amounts=amounts))]
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"[a-z]+-[a-z0-9_]+-[a-z]+-[fn][0-9.]+-s\d+", found) for found in ids)
+    assert "variants-cosine_squared-paper-f0.01-s0" in ids
+    assert "baselines-svm-none-n100-s1" in ids
+
+
+def test_ablations_bring_the_default_network_along():
+    cells = plan_cells(Asked(1, (), ("heads_2",), (), ("strong", "paper"), (Amount(train_pixels=9), ONE_PERCENT)))
+    assert [cell.id for cell in cells] == ["variants-cosine_squared-strong-n9-s0", "ablations-heads_2-strong-n9-s0"]
+
+
+def test_a_part_is_whole_for_a_seed_before_the_next():
+    seeds = [cell.seed for cell in plan_cells(Asked(seeds=3, ablations=(), baselines=())) if cell.part == "variants"]
+    assert seeds == sorted(seeds)
+
+
+def test_names_are_chosen_in_their_own_order():
+    assert choose("--variants", "cosine,cosine_squared", VARIANTS) == ("cosine_squared", "cosine")
+    assert choose("--variants", "none", VARIANTS) == ()
+    assert choose("--variants", "all", VARIANTS) == tuple(VARIANTS)
+
+
+def test_an_unknown_name_is_refused_with_those_known():
+    with pytest.raises(WrongUsage, match="--baselines knows no 'knn': give all, none, or some of logistic_regression,"):
+        choose("--baselines", "knn", BASELINES)
+
+
+def test_the_first_recipe_asked_for_stays_first():
+    assert choose_recipes("strong,paper") == ("strong", "paper")
+    with pytest.raises(WrongUsage, match="knows no 'none'"):
+        choose_recipes("none")
+
+
+# cells, and who works on them
+
+
+def write_done(folder: StudyFolder):
+    return lambda cell, note: folder.cell(cell).write_text("{}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> StudyFolder:
+    (tmp_path / "cells").mkdir()
+    return StudyFolder(tmp_path)
+
+
+def test_finished_cells_are_not_run_again(folder):
+    cells = [baseline(0), baseline(1)]
+    folder.cell(cells[0]).write_text("{}")
+    worked = []
+    work_through(cells, folder, lambda cell, note: (worked.append(cell), write_done(folder)(cell, note)))
+    assert worked == cells[1:]
+
+
+def test_several_workers_share_the_cells_and_run_each_once(folder):
+    cells, worked, seen = [baseline(seed) for seed in range(40)], [], []
+
+    def work(cell, note):
+        worked.append(cell)
+        time.sleep(0.002)
+        write_done(folder)(cell, note)
+
+    def take_part():
+        work_through(cells, folder, work, lambda shown: seen.append(shown.done), poll_s=0.01)
+
+    threads = [threading.Thread(target=take_part) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert Counter(worked) == Counter(cells)
+    assert max(seen) == len(cells)
+    assert not list(folder.path.glob("cells/*.lock"))
+
+
+def test_a_lock_that_nobody_holds_is_taken(folder):
+    cell = baseline(0)
+    folder.lock(cell).touch()  # as a process that was killed leaves it
+    work_through([cell], folder, write_done(folder))
+    assert folder.cell(cell).exists()
+    assert not folder.lock(cell).exists()
+
+
+def test_cells_of_others_are_waited_for_and_counted(folder):
+    cell, said, shown = baseline(0), [], []
+    with folder.lock(cell).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def finish(_: str) -> None:
+            said.append(_)
+            folder.cell(cell).write_text("{}")
+
+        work_through([cell], folder, pytest.fail, shown.append, finish, poll_s=0.01)
+    assert said == ["waiting for the last 1 cells, which other processes work on"]
+    assert shown[-1] == CellsDone(1, 1)
+
+
+def test_a_cell_that_fails_leaves_nothing(folder):
+    cell = baseline(0)
+
+    def fail(cell, note):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work_through([cell], folder, fail)
+    assert not list(folder.path.glob("cells/*"))
+
+
+# a whole study
+
+
+def test_a_study_leaves_a_file_for_every_cell_and_a_report(options):
+    shown, said = [], []
+    run_study(options, shown.append, said.append)
+    cells = [json.loads(path.read_text()) for path in sorted((options.output / "cells").iterdir())]
+    assert [cell["id"] for cell in cells] == [
+        "baselines-logistic_regression-none-f0.05-s0", "baselines-logistic_regression-none-f0.05-s1",
+        "baselines-svm-none-f0.05-s0", "baselines-svm-none-f0.05-s1",
+    ]  # fmt: skip
+    assert all(set(cell) == CELL_KEYS for cell in cells)
+    assert said == [f"{options.output}: 0 of 4 cells are done"]
+    assert shown[-1] == CellsDone(4, 4)
+    assert (options.output / "report.html").exists()
+    assert (options.output / "report.md").exists()
+
+
+def test_a_cell_says_what_it_was_judged_on(options):
+    run_study(options)
+    cell = json.loads((options.output / "cells" / "baselines-svm-none-f0.05-s1.json").read_text())
+    assert cell["label"] == "SVM"
+    assert cell["amount"] == {"fraction": 0.05}
+    assert np.sum(cell["confusion"]) == cell["scores"]["pixels"] == cell["split"]["test"]
+    assert_allclose(np.trace(cell["confusion"]) / np.sum(cell["confusion"]), cell["scores"]["oa"], atol=1e-6)
+
+
+def test_a_study_goes_on_where_it_was(options):
+    run_study(options)
+    files = {path: path.stat().st_mtime_ns for path in (options.output / "cells").iterdir()}
+    said = []
+    run_study(replace(options, asked=replace(options.asked, seeds=3)), say=said.append)
+    assert said == [f"{options.output}: 4 of 6 cells are done"]
+    assert all(path.stat().st_mtime_ns == changed for path, changed in files.items())
+    assert len(list((options.output / "cells").iterdir())) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "option"),
+    [
+        ({"split": "spatial"}, "--split"),
+        ({"val_fraction": 0.1}, "--val-fraction"),
+        ({"test_pixels": 9}, "--test-pixels"),
+    ],
+)
+def test_a_folder_of_another_study_is_refused(change, option, options, scene):
+    open_study(options, scene)
+    with pytest.raises(OptionsUnusable, match=f"made with another {option}: repeat its options.*--out"):
+        open_study(replace(options, **change), scene)
+
+
+def test_a_folder_of_another_scene_is_refused(options, scene):
+    open_study(options, scene)
+    with pytest.raises(OptionsUnusable, match=r"a study of made .* another --scene or --labels"):
+        open_study(options, scenes.labelled_scene(noise=0.06))
+
+
+def test_a_damaged_study_is_refused_with_the_remedy(options, scene):
+    open_study(options, scene)
+    (options.output / "study.json").write_text("{")
+    with pytest.raises(OptionsUnusable, match="delete it, and the same command goes on"):
+        open_study(options, scene)
+
+
+def test_a_file_in_the_folder_s_place_is_refused(options, scene):
+    options.output.write_text("")
+    with pytest.raises(OutputUnwritable, match="choose another with --out"):
+        open_study(options, scene)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"seeds": 0}, "--seeds must be at least 1, not 0"),
+        ({"amounts": (Amount(fraction=1.5),)}, "--fraction must lie between 0 and 1, not at 1.5"),
+        ({"amounts": (Amount(train_pixels=1),)}, "--train-pixels must be at least 2, not 1"),
+        ({"baselines": ()}, "nothing is asked for"),
+    ],
+)
+def test_what_makes_no_study_is_refused_before_anything_is_read(asked, message, options):
+    options = replace(options, files=LabelledFiles(Path("nowhere"), Path("nowhere")))
+    with pytest.raises(OptionsUnusable, match=message):
+        run_study(replace(options, asked=replace(options.asked, **asked)))
+
+
+def test_every_cell_of_a_seed_and_an_amount_has_the_same_split(options, scene):
+    splits = Splits(replace(options, test_pixels=50), scene)
+    first = splits.of(Cell("variants", "cosine", "paper", ONE_PERCENT, 3))
+    again = Splits(replace(options, test_pixels=50), scene).of(baseline(3))
+    other = splits.of(baseline(4))
+    assert (first.train == again.train).all()
+    assert (first.test == again.test).all()
+    assert len(first.test) == 50
+    assert not np.array_equal(first.test, other.test)
+
+
+def test_a_number_of_training_pixels_can_be_asked_for(options, scene):
+    split = Splits(options, scene).of(Cell("baselines", "svm", None, Amount(train_pixels=30), 0))
+    assert len(split.train) == 30
+
+
+def test_a_spatial_study_warns_of_larger_patches(options):
+    tall = scenes.labelled_scene(120, 110)
+    np.save(options.files.scene, tall.cube)
+    np.save(options.files.labels, tall.labels)
+    spatial = replace(options, split="spatial", asked=replace(options.asked, ablations=("patch_24", "heads_2")))
+    warnings = study_module._warnings(spatial, tall)
+    assert warnings == ["train and test lie 17 px apart, so that patches of patch_24 overlap: they are flattered"]
+
+
+# noise
+
+
+def test_noise_has_the_strength_that_was_asked_for(scene):
+    noise = add_noise(scene, 20, seed=0).cube - scene.cube
+    power = np.square(scene.cube).mean(axis=(0, 1)) / np.square(noise).mean(axis=(0, 1))
+    assert_allclose(10 * np.log10(power), 20, atol=1)
+
+
+def test_a_noisy_scene_is_standardised_by_its_own_values(scene):
+    noisy = add_noise(scene, 10, seed=0)
+    assert_allclose(noisy.standardised().std(axis=(0, 1)), 1, atol=1e-4)
+    assert (noisy.labels == scene.labels).all()
+    assert noisy.digest != scene.digest
+
+
+def test_noise_follows_from_the_seed(scene):
+    assert add_noise(scene, 10, 0).digest == add_noise(scene, 10, 0).digest
+    assert add_noise(scene, 10, 0).digest != add_noise(scene, 10, 1).digest
+
+
+def test_invalid_pixels_stay_at_the_mean(scene):
+    valid = scene.valid.copy()
+    valid[:3] = False
+    noisy = add_noise(replace(scene, valid=valid), 10, 0)
+    assert (noisy.cube[~valid] == noisy.band_mean).all()
+
+
+# networks
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_network_s_cell_is_as_a_baseline_s_and_says_its_weights(scene):
+    notes = []
+    cell = Cell("variants", "cosine", "paper", Amount(fraction=0.02), 0)
+    document = run_cell(cell, scene, a_split(scene), "cpu", notes.append).document
+    assert set(document) == CELL_KEYS
+    assert document["weights"] > 1000
+    assert document["mapped"] is None
+    assert notes == ["epoch 1/1", "judging"]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", ["patch_24", "noise_20"])
+def test_ablations_run(name, scene):
+    document = run_cell(
+        Cell("ablations", name, "strong", Amount(fraction=0.02), 0), scene, a_split(scene), "cpu"
+    ).document
+    assert document["group"] == ABLATIONS[name].group
+    assert document["scores"]["pixels"] == document["split"]["test"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_default_network_is_judged_by_its_map_too(scene):
+    document = run_cell(
+        Cell("variants", "cosine_squared", "paper", Amount(fraction=0.02), 0), scene, a_split(scene), "cpu"
+    ).document
+    assert document["mapped"]["stride"] == 4
+    assert document["mapped"]["blend"] == "angle"
+    assert document["mapped"]["scores"]["pixels"] == document["split"]["test"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_portrait_holds_what_the_pictures_are_drawn_from(scene):
+    split = a_split(scene)
+    finished = run_cell(Cell("portrait", "cosine_squared", "strong", Amount(fraction=0.02), 0), scene, split, "cpu")
+    document, arrays = finished.document, finished.arrays
+    assert arrays is not None
+    rows, cols = scene.labels.shape
+    shapes = {name: array.shape for name, array in arrays.items()}
+    tested = len(split.test)
+    assert shapes == {
+        "truth": (rows, cols), "split": (rows, cols), "classes": (rows, cols), "confidence": (rows, cols),
+        "rgb": (rows, cols, 3), "features": (tested, 16), "feature_classes": (tested,), "embedding": (tested, 2),
+        "attention_pixels": (4, 2), "attention": (4, 1, 2, 8, 8), "attention_patches": (4, 8, 8, 3),
+    }  # fmt: skip
+    assert_allclose(arrays["attention"].sum(axis=(-2, -1)), 1, rtol=1e-5)
+    assert [int((arrays["split"] == value).sum()) for value in (1, 2, 3)] == [
+        len(split.train), len(split.validation), len(split.test),
+    ]  # fmt: skip
+    row, col = arrays["attention_pixels"][0]
+    assert (arrays["attention_patches"][0, 4, 4] == arrays["rgb"][row, col]).all()
+    assert {(way["stride"], way["blend"]) for way in document["speed"]} == {
+        (1, "angle"), (1, "linear"), (1, "none"), (2, "angle"), (2, "linear"), (4, "angle"), (4, "linear"),
+    }  # fmt: skip
+    unblended = next(way for way in document["speed"] if way["blend"] == "none")
+    assert_allclose(unblended["oa"], document["scores"]["oa"], atol=0.01)  # the same patches by another engine
+    assert unblended["patches"] == rows * cols
+    assert sum(count for _, _, count in document["reliability"]["before"]) == tested
+
+
+def test_pixels_to_look_at_lie_at_the_border_of_their_class(scene):
+    chosen = choose_pixels(scene, np.argwhere(scene.labels > 0), patch_px=8, seed=0)
+    assert sorted(scene.labels[tuple(chosen.T)]) == [1, 2, 3, 4]
+    border = np.minimum(np.abs(chosen[:, 0] - 11.5), np.abs(chosen[:, 1] - 10.5))
+    assert (border < 4).all()
+
+
+def test_a_picture_leaves_invalid_pixels_black(scene):
+    valid = scene.valid.copy()
+    valid[0, 0] = False
+    picture = picture_of(replace(scene, valid=valid))
+    assert (picture[0, 0] == 0).all()
+    assert (picture[valid] > 0).all()
+
+
+# the command
+
+
+def asked_for(files: LabelledFiles, output: Path, *more: object) -> list[object]:
+    return ["study", "--scene", files.scene, "--labels", files.labels, "--out", output, "--variants", "none",
+            "--ablations", "none", "--fraction", "0.05", "--device", "cpu", *more]  # fmt: skip
+
+
+def test_the_command_prints_means_over_seeds_and_writes_json(files, tmp_path):
+    output = tmp_path / "study"
+    done = run(*asked_for(files, output, "--baselines", "svm", "--seeds", 2, "--json", tmp_path / "s.json"))
+    assert done.returncode == 0, done.stderr
+    first, *_, last = done.stdout.splitlines()
+    assert re.fullmatch(r"baselines  SVM +-  +5 %  OA \S+ ± \S+  AA \S+ ± \S+  kappa \S+ ± \S+  \(2 seeds\)", first)
+    assert last.startswith(f"{output}/report.html")
+    written = json.loads((tmp_path / "s.json").read_text())
+    assert written["split"] == "random"
+    assert written["rows"] == summarise_study(output)
+    assert written["rows"][0]["seeds"] == [0, 1]
+
+
+def test_a_report_can_be_made_again_without_the_scene(options):
+    run_study(options)
+    (options.output / "report.html").unlink()
+    done = run("study", "--out", options.output, "--report-only")
+    assert done.returncode == 0, done.stderr
+    assert (options.output / "report.html").exists()
+
+
+def test_a_report_of_nothing_is_refused(tmp_path):
+    said = refusal(run("study", "--out", tmp_path, "--report-only"))
+    assert said.endswith("holds no study (no study.json): run the command without --report-only first")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--fraction", "1,x"], "--fraction takes numbers with commas between them, not '1,x'"),
+        (["--variants", "cosin"], "--variants knows no 'cosin': give all, none, or some of cosine_squared,"),
+        (["--labels", "l.npy"], "--scene is missing: name the file, or use --report-only"),
+    ],
+)
+def test_wrong_usage_is_told_in_a_line(more, message, tmp_path):
+    scene = [] if "--labels" in more else ["--scene", "s.npy", "--labels", "l.npy"]
+    done = run("study", *scene, "--out", tmp_path / "study", *more)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_stopped_study_says_how_far_it_came_and_goes_on(files, tmp_path):
+    output = tmp_path / "study"
+    command = [sys.executable, "-m", "service.cli", *map(str, asked_for(files, output, "--baselines", "random_forest"))]
+    process = subprocess.Popen([*command, "--seeds", "300"], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(output.glob("cells/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    told = re.search(r"stopped with (\d+) of 300 cells done; the same command goes on", said)
+    assert told
+    assert int(told[1]) == len(list(output.glob("cells/*.json")))
+    assert not list(output.glob("cells/*.lock"))
+    again = run(*command[3:], "--seeds", "1")
+    assert again.returncode == 0
+    assert "1 of 1 cells are done" in again.stderr
+
+
+def test_two_processes_share_a_study(files, tmp_path):
+    output = tmp_path / "study"
+    command = [sys.executable, "-m", "service.cli", *map(str, asked_for(files, output, "--seeds", 6))]
+    command += ["--baselines", "logistic_regression,random_forest,svm"]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate(timeout=240) for process in both]
+    assert [process.returncode for process in both] == [0, 0], answers
+    assert answers[0][0] == answers[1][0]  # both end with all cells
+    assert len(list(output.glob("cells/*.json"))) == len(list(output.glob("cells/*"))) == 18
+
+
+def test_a_study_of_another_scene_is_no_comparison_with_the_paper(options):
+    run_study(options)
+    assert compare_published(options.output) is None
+
+
+def test_a_scene_of_the_paper_is_compared_with_its_table(options, scene):
+    open_study(replace(options, published="salinas"), scene)
+    cell = {"part": "variants", "name": "cosine", "recipe": "paper", "amount": {"fraction": 0.01}, "seed": 0}
+    cell["scores"] = {"oa": 0.9874, "aa": 0.98, "kappa": 0.97}
+    (options.output / "cells" / "one.json").write_text(json.dumps(cell))
+    compared = compare_published(options.output)
+    assert compared is not None
+    assert "Salinas: ours beside the paper's Table I" in compared
+    line = next(line for line in compared.splitlines() if line.startswith("| cosine (CS)"))
+    assert "98.74 | 98.74 | +0.00" in line
+
+
+def test_a_folder_without_the_paper_s_scene_is_refused(tmp_path):
+    said = refusal(run("study", "--published", "salinas", "--scene", tmp_path, "--out", tmp_path / "study"))
+    assert "Salinas_corrected.mat" in said

@@ -1,0 +1,233 @@
+"""Running one cell of a study: something is fitted to a split, judged on its test pixels, and described."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.architecture import ModelConfig, Transformer
+from training.datasets import LabelledScene
+from training.evaluate import score
+from training.fit import RECIPES, PatchSource, choose_device, fit
+from training.inspection import Mapper, SceneMap, bundle_of, centre_logits, draw_arrays, softmax
+from training.plan import BASELINES, DEFAULT_VARIANT, Cell
+from training.splits import Pixels, Split
+from training.statistics import Bins, calibration_error, reliability_bins
+
+
+def default_config(scene: LabelledScene, change: dict[str, Any] | None = None) -> ModelConfig:
+    """The default network for a scene, with one thing changed."""
+    return ModelConfig(bands=scene.cube.shape[-1], classes=len(scene.legend), **(change or {}))
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a cell's file holds, and the arrays beside it where it is a portrait."""
+
+    document: dict[str, Any]
+    arrays: dict[str, NDArray[Any]] | None = None
+
+
+def run_cell(
+    cell: Cell, scene: LabelledScene, split: Split, device: str, note: Callable[[str], None] = lambda _: None
+) -> Finished:
+    """Fit and judge; `note` is told how far it is."""
+    if cell.part == "baselines":
+        return Finished(_run_baseline(cell, scene, split, device))
+    if cell.noise_db is not None:
+        scene = add_noise(scene, cell.noise_db, cell.seed)
+    with Stopwatch() as fitting:
+        fitted = fit_cell(scene, split, default_config(scene, cell.change), cell, device, note)
+    note("judging")
+    with Stopwatch() as predicting:
+        source = PatchSource(scene, fitted.network.config.patch_px, choose_device(device))
+        logits = centre_logits(fitted.network.to(source.pixels.device), source, split.test)
+    reliability = _reliability(fitted, logits, scene.labels[tuple(split.test.T)])
+    document = {
+        **describe_cell(cell, split),
+        **judge(scene, split.test, logits.argmax(axis=1) + 1),
+        "calibration": _calibration(fitted, reliability),
+        "chosen": fitted.chosen,
+        "weights": sum(weight.numel() for weight in fitted.network.parameters()),
+        "seconds": {"fit": fitting.seconds, "predict": predicting.seconds},
+    }
+    if cell.part == "portrait":
+        note("drawing and mapping")
+        arrays = draw_arrays(fitted.network, source, scene, split, cell.seed)
+        maps = _map_in_many_ways(fitted, cell, scene, device)
+        arrays |= {"classes": maps[0].classes, "confidence": maps[0].confidence}
+        document |= {"mapped": _judge_map(maps[0], scene, split), "reliability": reliability}
+        document |= {"speed": [_speed(found, scene, split) for found in maps[1:]]}
+        return Finished(document, arrays)
+    if cell.part == "variants" and cell.name == DEFAULT_VARIANT:
+        note("mapping")
+        document |= {"mapped": _judge_map(_mapper(fitted, cell, scene, device).map(), scene, split)}
+    return Finished(document)
+
+
+def _run_baseline(cell: Cell, scene: LabelledScene, split: Split, device: str) -> dict[str, Any]:
+    with Stopwatch() as fitting:
+        found = classify_with_baseline(cell.name, scene, split, cell.seed, device)
+    return {**describe_cell(cell, split), **judge(scene, split.test, found), "seconds": {"fit": fitting.seconds}}
+
+
+def _mapper(fitted: Fitted, cell: Cell, scene: LabelledScene, device: str) -> Mapper:
+    return Mapper(bundle_of(fitted.network.cpu(), scene, cell.id), scene, device)
+
+
+def _map_in_many_ways(fitted: Fitted, cell: Cell, scene: LabelledScene, device: str) -> list[SceneMap]:
+    """The map that the service delivers, then every stride and blend worth comparing, timed with a warm engine."""
+    mapper = _mapper(fitted, cell, scene, device)
+    return [mapper.map(), *(mapper.map(stride, blend) for stride, blend in mapper.ways())]
+
+
+def _speed(found: SceneMap, scene: LabelledScene, split: Split) -> dict[str, Any]:
+    return {
+        "stride": found.options.stride_px,
+        "blend": found.options.blend,
+        "oa": _judge_map(found, scene, split)["scores"]["oa"],
+        "seconds": round(found.seconds, 3),
+        "patches": found.patches,
+    }
+
+
+def _judge_map(found: SceneMap, scene: LabelledScene, split: Split) -> dict[str, Any]:
+    scores = judge(scene, split.test, found.classes[tuple(split.test.T)])["scores"]
+    return {"stride": found.options.stride_px, "blend": found.options.blend, "scores": scores}
+
+
+def _reliability(fitted: Fitted, logits: NDArray[np.float32], truth: NDArray[np.integer]) -> dict[str, Bins]:
+    """How often answers of a confidence are right, before and after the temperature."""
+    after = softmax(logits, fitted.temperature or 1.0)
+    return {"before": reliability_bins(softmax(logits), truth), "after": reliability_bins(after, truth)}
+
+
+def _calibration(fitted: Fitted, reliability: dict[str, Bins]) -> dict[str, float] | None:
+    """How far confidence is off on average, where the recipe found a temperature."""
+    if fitted.temperature is None:
+        return None
+    errors = {f"ece_{when}": round(calibration_error(bins), 6) for when, bins in reliability.items()}
+    return {**errors, "temperature": round(fitted.temperature, 6)}
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A network, the temperature that its logits are divided by, and what its recipe picked by itself."""
+
+    network: Transformer
+    temperature: float | None
+    chosen: dict[str, Any] | None
+
+
+def fit_cell(
+    scene: LabelledScene,
+    split: Split,
+    config: ModelConfig,
+    cell: Cell,
+    device: str,
+    note: Callable[[str], None] = lambda _: None,
+) -> Fitted:
+    """The one place where a study fits networks."""
+    assert cell.recipe is not None
+    network = fit(
+        scene,
+        split,
+        config,
+        RECIPES[cell.recipe],
+        cell.seed,
+        device,
+        report=lambda epoch: note(f"epoch {epoch.epoch}/{epoch.epochs}"),
+    )
+    return Fitted(network, None, None)
+
+
+def classify_with_baseline(
+    name: str, scene: LabelledScene, split: Split, seed: int, device: str
+) -> NDArray[np.integer]:
+    """The one place where a study fits baselines: classes 1..K of the test pixels."""
+    if name == "cnn_3d":
+        from training.cnn import fit_cnn, predict_cnn
+
+        return predict_cnn(fit_cnn(scene, split.train, seed, device), scene, split.test)
+    from training.baselines import _classifiers
+
+    spectra = scene.standardised()
+    learnt, judged = tuple(split.train.T), tuple(split.test.T)
+    fitted = _classifiers(seed)[BASELINES[name]].fit(spectra[learnt], scene.labels[learnt])
+    found: NDArray[np.integer] = fitted.predict(spectra[judged])
+    return found
+
+
+def add_noise(scene: LabelledScene, snr_db: float, seed: int) -> LabelledScene:
+    """The scene as a noisier sensor would have measured it: white Gaussian noise in every band.
+
+    A band's signal is the mean of its squared values, and the noise has so many decibels less. The paper says only
+    "spectral noise" and that everything else is kept fixed; the noise is read as a property of the scene, which is
+    learnt from and judged on as it is, since both come from one image.
+    """
+    generator = np.random.default_rng([seed, round(10 * snr_db)])
+    power = np.square(scene.cube[scene.valid], dtype=np.float64).mean(axis=0)  # (bands,)
+    deviation = np.sqrt(power / 10 ** (snr_db / 10)).astype(np.float32)
+    noisy = scene.cube + deviation * generator.standard_normal(scene.cube.shape, np.float32)
+    known = noisy[scene.valid]
+    mean = known.mean(axis=0, dtype=np.float64).astype(np.float32)
+    std = known.std(axis=0, dtype=np.float64).astype(np.float32)
+    return replace(
+        scene,
+        cube=np.where(scene.valid[..., None], noisy, mean),
+        band_mean=mean,
+        band_std=np.where(std > 0, std, 1).astype(np.float32),
+    )
+
+
+def describe_cell(cell: Cell, split: Split) -> dict[str, Any]:
+    """What a cell's file says before anything is fitted; what a kind of cell does not have stays None."""
+    return {
+        "id": cell.id,
+        "part": cell.part,
+        "name": cell.name,
+        "label": cell.label,
+        "group": cell.group,
+        "recipe": cell.recipe,
+        "amount": cell.amount.record(),
+        "seed": cell.seed,
+        "split": {
+            "name": split.name,
+            "train": len(split.train),
+            "validation": len(split.validation),
+            "test": len(split.test),
+        },
+        "mapped": None,
+        "calibration": None,
+        "chosen": None,
+        "weights": None,
+        "code_version": version("hyperscene"),
+    }
+
+
+def judge(scene: LabelledScene, pixels: Pixels, found: NDArray[np.integer]) -> dict[str, Any]:
+    """Scores and confusion (truth in rows) of the classes 1..K that were found for pixels."""
+    truth = scene.labels[tuple(pixels.T)]
+    class_names = tuple(entry.name for entry in scene.legend)
+    confusion = np.zeros((len(class_names), len(class_names)), np.int64)
+    np.add.at(confusion, (truth.astype(int) - 1, found.astype(int) - 1), 1)
+    return {"scores": score(truth, found, class_names).record(), "confusion": confusion.tolist()}
+
+
+class Stopwatch:
+    """Seconds that a block took."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> Self:
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = round(time.perf_counter() - self._began, 3)

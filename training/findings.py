@@ -1,0 +1,248 @@
+"""What a study's files say: methods with their scores over seeds, compared in pairs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.attention import VARIANTS
+from service.errors import OptionsUnusable
+from training.plan import ABLATIONS, BASELINES, DEFAULT_RECIPE, DEFAULT_VARIANT, Amount
+from training.statistics import holm, paired_p, summarise
+from training.study import read_study
+
+METRICS = ("oa", "aa", "kappa")
+NOISE_P = 0.05  # a difference is beyond noise where its corrected p lies below
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """A row of a table: one way to classify, and its scores (Scores.record()) by seed."""
+
+    label: str
+    scores: Mapping[int, Record]
+    cells: tuple[Record, ...] = ()
+    is_baseline: bool = False
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(sorted(self.scores))
+
+    def values(self, metric: str = "oa", seeds: Iterable[int] | None = None) -> list[float]:
+        """In percent, seed by seed."""
+        return [100 * self.scores[seed][metric] for seed in (self.seeds if seeds is None else seeds)]
+
+    def summary(self, metric: str = "oa") -> tuple[float, float | None]:
+        """Mean and standard deviation in percent; one seed has no deviation."""
+        values = self.values(metric)
+        mean, sd = summarise(values)
+        return mean, sd if len(values) > 1 else None
+
+    @property
+    def mean(self) -> float:
+        return self.summary()[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """A study's folder, read."""
+
+    directory: Path
+    scene: Record
+    split: str
+    code_version: str
+    cells: tuple[Record, ...]
+
+    @property
+    def title(self) -> str:
+        name = Path(self.scene["name"]).stem.replace("_", " ")
+        return f"{name}, {self.split} split"
+
+    @cached_property
+    def amounts(self) -> tuple[Amount, ...]:
+        """From few labels to many."""
+        found = {Amount(**cell["amount"]) for cell in self.cells}
+        return tuple(sorted(found, key=self.labels_of))
+
+    @cached_property
+    def recipes(self) -> tuple[str, ...]:
+        """The paper's first, the default one last."""
+        found = {cell["recipe"] for cell in self.cells if cell["part"] == "variants"}
+        return tuple(sorted(found, key=lambda name: (name == DEFAULT_RECIPE, name != "paper", name)))
+
+    def labels_of(self, amount: Amount) -> float:
+        """How many pixels train, on average over seeds."""
+        return float(np.mean([cell["split"]["train"] for cell in self.cells if Amount(**cell["amount"]) == amount]))
+
+    def cells_of(self, part: str, amount: Amount | None = None, recipe: str | None = None) -> list[Record]:
+        """Cells of a part, by name and seed; `recipe` None means any."""
+        return [
+            cell
+            for cell in self.cells
+            if cell["part"] == part
+            and (amount is None or Amount(**cell["amount"]) == amount)
+            and (recipe is None or cell["recipe"] == recipe)
+        ]
+
+    def variants(self, amount: Amount, recipe: str) -> list[Method]:
+        """The rows of Table I, in the paper's order."""
+        return _methods(self.cells_of("variants", amount, recipe), VARIANTS)
+
+    def baselines(self, amount: Amount) -> list[Method]:
+        """What people use today."""
+        return _methods(self.cells_of("baselines", amount), BASELINES, is_baseline=True)
+
+    def ours(self, amount: Amount) -> list[Method]:
+        """The default network: by each recipe pixel by pixel, and as the map that the service delivers."""
+        found = []
+        for recipe in self.recipes:
+            cells = [cell for cell in self.cells_of("variants", amount, recipe) if cell["name"] == DEFAULT_VARIANT]
+            found.append(_method(f"ours ({recipe})", cells))
+            mapped = [cell for cell in cells if cell.get("mapped")]
+            scores = {cell["seed"]: cell["mapped"]["scores"] for cell in mapped}
+            found.append(Method(f"ours ({recipe}), map", scores, tuple(mapped)))
+        return [method for method in found if method.scores]
+
+    def ablations(self, amount: Amount, recipe: str) -> dict[str, list[Method]]:
+        """The rows of Table II by group, without the default network."""
+        cells = self.cells_of("ablations", amount, recipe)
+        groups: dict[str, list[Record]] = {}
+        for cell in sorted(cells, key=lambda cell: _place(cell["name"], ABLATIONS)):
+            groups.setdefault(cell.get("group") or "Other", []).append(cell)
+        return {group: _methods(found, ABLATIONS) for group, found in groups.items()}
+
+
+def load_study(directory: Path) -> Study:
+    """Read what is there of a study; cells that are not finished are not there."""
+    described = read_study(directory)
+    cells = [_read_cell(path) for path in sorted((directory / "cells").glob("*.json"))]
+    return Study(
+        directory=directory,
+        scene=described["scene"],
+        split=described["split"],
+        code_version=described.get("code_version", ""),
+        cells=tuple(cells),
+    )
+
+
+def _read_cell(path: Path) -> Record:
+    try:
+        cell = json.loads(path.read_text(encoding="utf-8"))
+        Amount(**cell["amount"])
+        for key in ("part", "name", "label", "recipe", "seed", "scores", "split"):
+            cell[key]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OptionsUnusable(
+            f"{path} is damaged ({error!r}): delete it, and the same command makes it anew"
+        ) from error
+    return dict(cell)
+
+
+def _methods(cells: Sequence[Record], order: Iterable[str], is_baseline: bool = False) -> list[Method]:
+    names = sorted({cell["name"] for cell in cells}, key=lambda name: _place(name, order))
+    return [_method(None, [cell for cell in cells if cell["name"] == name], is_baseline) for name in names]
+
+
+def _method(label: str | None, cells: Sequence[Record], is_baseline: bool = False) -> Method:
+    scores = {cell["seed"]: cell["scores"] for cell in cells}
+    return Method(label or (cells[0]["label"] if cells else ""), scores, tuple(cells), is_baseline)
+
+
+def _place(name: str, order: Iterable[str]) -> tuple[int, str]:
+    known = list(order)
+    return (known.index(name) if name in known else len(known), name)
+
+
+def complete(methods: Sequence[Method]) -> list[Method]:
+    """Those with as many seeds as any has: means over fewer seeds are no rivals yet."""
+    most = max((len(method.seeds) for method in methods), default=0)
+    return [method for method in methods if len(method.seeds) == most]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """One method against another over the seeds that both have."""
+
+    first: Method
+    second: Method
+    by_seed: tuple[float, ...]  # differences of overall accuracies in points; above 0 where the first is better
+    p: float | None  # corrected for all comparisons made at once; None where no test can be made
+
+    @property
+    def difference(self) -> float:
+        return float(np.mean(self.by_seed))
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        return self.p is not None and self.p < NOISE_P
+
+    @property
+    def turned(self) -> Comparison:
+        """The same, seen from the other side."""
+        return Comparison(self.second, self.first, tuple(-value for value in self.by_seed), self.p)
+
+
+def compare(pairs: Sequence[tuple[Method, Method]]) -> list[Comparison]:
+    """Paired tests of overall accuracy, corrected together after Holm; pairs without a common seed are left out."""
+    sides = []
+    for first, second in pairs:
+        seeds = sorted(set(first.seeds) & set(second.seeds))
+        if seeds:
+            sides.append((first, second, first.values(seeds=seeds), second.values(seeds=seeds)))
+    tested = [paired_p(ours, theirs) if len(ours) > 1 else None for _, _, ours, theirs in sides]
+    corrected = iter(holm([p for p in tested if p is not None]))
+    return [
+        Comparison(first, second, tuple(np.subtract(ours, theirs).tolist()), None if p is None else next(corrected))
+        for (first, second, ours, theirs), p in zip(sides, tested, strict=True)
+    ]
+
+
+def compare_all(methods: Sequence[Method]) -> list[Comparison]:
+    """Every method against every one that is worse by its mean."""
+    ordered = sorted(methods, key=lambda method: -method.mean)
+    return compare([(first, second) for place, first in enumerate(ordered) for second in ordered[place + 1 :]])
+
+
+def compare_with(reference: Method, methods: Sequence[Method]) -> list[Comparison]:
+    """One method against each of the others."""
+    return compare([(reference, method) for method in methods])
+
+
+def best(methods: Sequence[Method]) -> Method | None:
+    """The highest mean among those with all seeds."""
+    return max(complete(methods), key=lambda method: method.mean, default=None)
+
+
+def headline(ours: Sequence[Method]) -> Method | None:
+    """What we stand for: the default recipe's map where it was made with all of its seeds, else its pixels."""
+    of_recipe = [method for method in ours if method.cells[0]["recipe"] == ours[-1].cells[0]["recipe"]]
+    return complete(of_recipe)[-1] if of_recipe else None
+
+
+def seconds_of(cells: Iterable[Record]) -> float:
+    """Computing time of cells, all in all."""
+    return float(sum(sum((cell.get("seconds") or {}).values()) for cell in cells))
+
+
+def class_shares(method: Method) -> list[tuple[float, float | None] | None]:
+    """Mean and deviation over seeds of each class's accuracy in percent; None where no seed had a pixel of it."""
+    shares = []
+    for rows in zip(*(method.scores[seed]["per_class"] for seed in method.seeds), strict=True):
+        values = [100 * row["accuracy"] for row in rows if row["accuracy"] is not None]
+        mean, sd = summarise(values) if values else (0.0, 0.0)
+        shares.append((mean, sd if len(values) > 1 else None) if values else None)
+    return shares
+
+
+def confusion_of(cells: Sequence[Record]) -> NDArray[np.int64]:
+    """All seeds together, truth in rows."""
+    return np.sum([cell["confusion"] for cell in cells], axis=0, dtype=np.int64)

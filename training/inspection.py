@@ -1,0 +1,234 @@
+"""What a fitted network looks like from outside: its logits, its features, its attention, and the maps it makes."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.architecture import Transformer, answering, centre_token
+from model.attention import MultiHeadAttention
+from model.bundle import Bundle
+from service.mapping.blend import BLENDS, Blend
+from service.mapping.engines import Engine, make_engine
+from service.mapping.pictures import HIGH_PERCENT, LOW_PERCENT, choose_bands, stretched
+from service.mapping.pipeline import STRIDES, MapOptions, StripMapper, plan_scene
+from service.mapping.view import Pixels as ScenePixels
+from training.datasets import LabelledScene
+from training.evaluate import ArraySource
+from training.export import export_graph, write_bundle
+from training.fit import CUDA_PREDICT_BATCH, PatchSource, micro_batch
+from training.splits import Pixels, Split
+
+FEATURE_PIXELS = 2000  # t-SNE of more takes minutes and shows no more
+ATTENTION_PIXELS = 6
+CANDIDATES = 300  # test pixels of a class among which one is chosen to look at
+# Strides below this are timed on small scenes only: a patch for every pixel of a larger one takes many minutes.
+SMALL_SCENE_PIXELS = 30_000
+LARGEST_TIMED_STRIDE = 8
+
+
+def centre_logits(network: Transformer, source: PatchSource, centers: Pixels) -> NDArray[np.float32]:
+    """Logits (n, classes) of the centre pixels."""
+    half = network.config.patch_px // 2
+    answers = [np.empty((0, network.config.classes), np.float32)]
+    for patches in _patches(network, source, centers):
+        logits = network(patches)
+        answers.append((logits[:, half, half] if logits.ndim == 4 else logits).float().cpu().numpy())
+    return np.concatenate(answers)
+
+
+def features_of(network: Transformer, source: PatchSource, centers: Pixels) -> NDArray[np.float32]:
+    """What the classifier is given for the centre pixels (n, width): pooled tokens, or the centre's own."""
+    config, found = network.config, []
+    for patches in _patches(network, source, centers):
+        spectra = patches.flatten(1, 2)
+        context = None if network.context_stream is None else network.context_stream.spectral(spectra)
+        tokens = network.features(network.stream.spectral(spectra), context)
+        if config.head == "pooled":
+            pooled = tokens.mean(dim=1)
+        elif config.head == "token":
+            pooled = tokens[:, centre_token(config.patch_px)]
+        else:
+            pooled = answering(tokens, config)
+        found.append(pooled.float().cpu().numpy())
+    return np.concatenate(found)
+
+
+def centre_attention(network: Transformer, source: PatchSource, centers: Pixels) -> NDArray[np.float32]:
+    """How much each token of a patch counts for its centre's: (n, layers, heads, patch, patch), 1 over a patch."""
+    side = network.config.patch_px
+    scores: list[Tensor] = []
+    hooks = [
+        attention.score.register_forward_hook(lambda _, __, output: scores.append(output))
+        for attention in network.modules()
+        if isinstance(attention, MultiHeadAttention)
+    ]
+    found = []
+    try:
+        for patches in _patches(network, source, centers):
+            scores.clear()
+            network(patches)
+            layers = [torch.softmax(layer[:, :, centre_token(side)].float(), dim=-1) for layer in scores]
+            found.append(torch.stack(layers, dim=1).unflatten(-1, (side, side)).cpu().numpy())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return np.concatenate(found)
+
+
+def _patches(network: Transformer, source: PatchSource, centers: Pixels) -> Iterator[Tensor]:
+    """Patches round the centres, as many at once as the device likes; the network is set to answer."""
+    network.eval()
+    device = source.pixels.device
+    at_once = micro_batch(network.config.patch_px**2) if device.type == "cpu" else CUDA_PREDICT_BATCH
+    with torch.inference_mode():
+        for chunk in torch.from_numpy(centers).split(at_once):
+            yield source.pixels[source.places(chunk.to(device))]
+
+
+def softmax(logits: NDArray[np.float32], temperature: float = 1.0) -> NDArray[np.float64]:
+    """Probabilities of logits (n, classes) divided by a temperature."""
+    scaled = logits.astype(np.float64) / temperature
+    powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+@dataclass(frozen=True)
+class SceneMap:
+    """A map as the service would deliver it, and what it cost."""
+
+    options: MapOptions
+    classes: NDArray[np.uint16]  # (rows, cols)
+    confidence: NDArray[np.float32]  # (rows, cols)
+    patches: int
+    seconds: float
+
+
+class Mapper:
+    """Maps a scene in memory with a bundle, as the service would; the engine is started once."""
+
+    def __init__(self, bundle: Bundle, scene: LabelledScene, device: str = "auto") -> None:
+        self.bundle = bundle
+        self._scene = scene
+        self._engine: Engine = make_engine(bundle, "cpu" if device == "cpu" else "auto")
+
+    def map(self, stride_px: int = 0, blend: Blend = "angle") -> SceneMap:
+        """The whole scene; stride 0 is the service's default."""
+        scene, manifest = self._scene, self.bundle.manifest
+        rows, cols = scene.valid.shape
+        options = MapOptions(stride_px, blend).settled(manifest, cols)
+        plan = plan_scene(rows, cols, manifest, options, self._engine.batch)
+        mapper = StripMapper(self._engine, manifest, plan, options.blend)
+        source = ArraySource(ScenePixels(0, scene.cube, scene.valid))
+        began = time.perf_counter()
+        strips = list(mapper.map_source(source, plan.strips))
+        return SceneMap(
+            options=options,
+            classes=np.concatenate([strip.classes for strip in strips]),
+            confidence=np.concatenate([strip.confidence for strip in strips]),
+            patches=sum(strip.patches for strip in strips),
+            seconds=time.perf_counter() - began,
+        )
+
+    def ways(self) -> list[tuple[int, Blend]]:
+        """Strides and blends worth comparing on this scene."""
+        manifest = self.bundle.manifest
+        widest = manifest.patch_px if manifest.head == "token" else manifest.patch_px // 2
+        is_small = self._scene.valid.size <= SMALL_SCENE_PIXELS
+        strides = [stride for stride in STRIDES if stride <= min(widest, LARGEST_TIMED_STRIDE)]
+        ways = [(stride, blend) for stride in strides if stride > 1 or is_small for blend in BLENDS]
+        # Without blending each pixel has a patch of its own; the head `token` has no use for angles.
+        return [
+            (stride, blend)
+            for stride, blend in ways
+            if (blend != "none" or stride == 1) and not (blend == "angle" and manifest.head == "token")
+        ]
+
+
+def bundle_of(network: Transformer, scene: LabelledScene, name: str) -> Bundle:
+    """The network as the service would load it."""
+    with tempfile.TemporaryDirectory(prefix="hyperscene-study-") as folder:
+        graph = export_graph(network, scene)
+        return write_bundle(graph, network, scene, name, {"study": name}, Path(folder) / "cell.onnx")
+
+
+def picture_of(scene: LabelledScene) -> NDArray[np.uint8]:
+    """The scene in three of its bands, (rows, cols, 3)."""
+    wavelengths = None if scene.wavelengths_nm is None else scene.wavelengths_nm.tolist()
+    cube = scene.cube[..., list(choose_bands(range(scene.cube.shape[-1]), wavelengths))]
+    low, high = np.percentile(cube[scene.valid], [LOW_PERCENT, HIGH_PERCENT], axis=0)
+    return stretched(cube, scene.valid, low, high)
+
+
+def split_picture(scene: LabelledScene, split: Split) -> NDArray[np.uint8]:
+    """1 where a pixel trains, 2 where it validates, 3 where it tests, (rows, cols)."""
+    drawn = np.zeros(scene.labels.shape, np.uint8)
+    for value, pixels in enumerate((split.train, split.validation, split.test), start=1):
+        drawn[tuple(pixels.T)] = value
+    return drawn
+
+
+def choose_pixels(scene: LabelledScene, test: Pixels, patch_px: int, seed: int) -> Pixels:
+    """A test pixel of each of the most frequent classes, where its patch is half its own class and half another.
+
+    There it shows whether a pixel attends to its own kind.
+    """
+    classes = scene.labels[tuple(test.T)]
+    values, counts = np.unique(classes, return_counts=True)
+    generator, chosen = np.random.default_rng(seed), []
+    for value in values[np.argsort(-counts, kind="stable")][:ATTENTION_PIXELS]:
+        candidates = generator.permutation(test[classes == value])[:CANDIDATES]
+        mixture = [_own_share(scene.labels, pixel, patch_px) for pixel in candidates]
+        chosen.append(candidates[int(np.abs(np.subtract(mixture, 0.5)).argmin())])
+    return np.array(chosen)
+
+
+def _own_share(labels: NDArray[np.uint16], pixel: NDArray[np.int64], patch_px: int) -> float:
+    row, col = pixel
+    half = patch_px // 2
+    patch = labels[max(0, row - half) : row + half, max(0, col - half) : col + half]
+    return float((patch == labels[row, col]).mean())
+
+
+def embed(features: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
+    """t-SNE of features, (n, 2)."""
+    from sklearn.manifold import TSNE
+
+    count = len(features)
+    if count < 4:  # nothing to lay out
+        return np.zeros((count, 2), np.float32)
+    perplexity = min(30.0, (count - 1) / 3)
+    laid = TSNE(2, init="pca", perplexity=perplexity, random_state=seed).fit_transform(features)
+    return laid.astype(np.float32)
+
+
+def draw_arrays(
+    network: Transformer, source: PatchSource, scene: LabelledScene, split: Split, seed: int
+) -> dict[str, NDArray[Any]]:
+    """Everything that the report's pictures of one network are drawn from, without its map."""
+    generator = np.random.default_rng(seed)
+    shown = split.test[np.sort(generator.permutation(len(split.test))[:FEATURE_PIXELS])]
+    features = features_of(network, source, shown)
+    attended = choose_pixels(scene, split.test, network.config.patch_px, seed)
+    rgb = picture_of(scene)
+    places = source.places(torch.from_numpy(attended).to(source.pixels.device)).cpu().numpy()
+    return {
+        "truth": scene.labels,
+        "split": split_picture(scene, split),
+        "rgb": rgb,
+        "features": features,
+        "feature_classes": scene.labels[tuple(shown.T)],
+        "embedding": embed(features, seed),
+        "attention_pixels": attended,
+        "attention": centre_attention(network, source, attended),
+        "attention_patches": rgb.reshape(-1, 3)[places],
+    }

@@ -1,0 +1,296 @@
+"""A report as a list of blocks, written as one HTML file and as Markdown with its pictures beside it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from service.errors import unwritten
+from training.figures import THEME, draw_svg, embed_svg
+
+MEDALS = ("", "①", "②", "③")  # best, second, third: the paper's colours alone would not reach everybody
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A title inside the report; level 2 begins a study, 3 a part of it."""
+
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Plain text; a finding is what a reader in a hurry should see."""
+
+    text: str
+    is_finding: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What stands in one place of a table; rank 1 to 3 marks the best, the second and the third."""
+
+    text: str
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table: its name, then its entries. Without entries it is a heading over the lines below."""
+
+    name: str
+    entries: Sequence[Entry] = ()
+    is_ruled: bool = False  # a rule above sets it apart
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers; the first column holds names, and the note says how to read the others."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with a caption that says what to see; `name` becomes its file's."""
+
+    name: str
+    figure: Figure
+    caption: str
+
+    @cached_property
+    def svg(self) -> str:
+        return draw_svg(self.figure)
+
+
+Block = Heading | Paragraph | Table | Picture
+
+
+def write_pages(output: Path, title: str, blocks: Sequence[Block]) -> None:
+    """report.html, report.md and figures/ in a folder; pictures of an earlier report are taken away."""
+    pictures = [block for block in blocks if isinstance(block, Picture)]
+    folder = output / "figures"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for picture in pictures:
+            _write_whole(folder / f"{picture.name}.svg", picture.svg)
+        _write_whole(output / "report.md", markdown_page(title, blocks))
+        _write_whole(output / "report.html", html_page(title, blocks))
+        for old in set(folder.glob("*.svg")) - {folder / f"{picture.name}.svg" for picture in pictures}:
+            old.unlink(missing_ok=True)
+        if not pictures:
+            with suppress(OSError):  # somebody else's file may lie there
+                folder.rmdir()
+    except OSError as error:
+        raise unwritten(error) from error
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Two processes may end a study at once; each leaves a whole file."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+# HTML
+
+
+def html_page(title: str, blocks: Sequence[Block]) -> str:
+    """The report in one file: no script, nothing fetched from elsewhere."""
+    contents = "".join(
+        f'<li><a href="#{anchor}">{escape(block.text)}</a></li>'
+        for block, anchor in zip(blocks, _anchors(blocks), strict=True)
+        if isinstance(block, Heading) and block.level == 2
+    )
+    parts = [
+        "<!doctype html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title>",
+        f"<style>{_styles()}</style>",
+        "</head>",
+        "<body>",
+        "<main>",
+        f"<h1>{escape(title)}</h1>",
+        f'<nav aria-label="Contents"><ul>{contents}</ul></nav>' if contents.count("<li>") > 1 else "",
+        *_html_blocks(blocks),
+        "</main>",
+        "</body>",
+        "</html>",
+    ]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def _html_blocks(blocks: Sequence[Block]) -> Iterator[str]:
+    number = 0
+    for block, anchor in zip(blocks, _anchors(blocks), strict=True):
+        if isinstance(block, Heading):
+            yield f'<h{block.level} id="{anchor}">{escape(block.text)}</h{block.level}>'
+        elif isinstance(block, Paragraph):
+            kind = ' class="finding"' if block.is_finding else ""
+            yield f"<p{kind}>{escape(block.text)}</p>"
+        elif isinstance(block, Table):
+            yield _html_table(block)
+        else:
+            number += 1
+            caption = escape(block.caption)
+            yield (
+                f'<figure><div class="wide" tabindex="0" role="group" aria-label="Figure {number}">'
+                f"{embed_svg(block.svg, f'f{number}', _short(block.caption))}</div>"
+                f"<figcaption><b>Figure {number}.</b> {caption}</figcaption></figure>"
+            )
+
+
+def _html_table(table: Table) -> str:
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
+    lines = []
+    for row in table.rows:
+        if not row.entries:
+            lines.append(
+                f'<tr class="group"><th scope="rowgroup" colspan="{len(table.columns)}">{escape(row.name)}</th></tr>'
+            )
+            continue
+        kind = ' class="ruled"' if row.is_ruled else ""
+        entries = "".join(_html_entry(entry) for entry in row.entries)
+        lines.append(f'<tr{kind}><th scope="row">{escape(row.name)}</th>{entries}</tr>')
+    title = escape(table.title)
+    return (
+        f'<figure class="table"><figcaption><b>{title}.</b> {escape(table.note)}</figcaption>'
+        f'<div class="wide" tabindex="0" role="group" aria-label="{title}"><table>'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(lines) + "\n</tbody></table></div></figure>"
+    )
+
+
+def _html_entry(entry: Entry) -> str:
+    if entry.rank:
+        return f'<td class="rank{entry.rank}">{escape(entry.text)}&nbsp;<span>{MEDALS[entry.rank]}</span></td>'
+    return f"<td>{escape(entry.text)}</td>"
+
+
+def _short(caption: str) -> str:
+    """A caption's first sentence, to name what it stands under."""
+    return escape(re.split(r"(?<=[.:;])\s", caption, maxsplit=1)[0].rstrip(".:;"))
+
+
+def _anchors(blocks: Sequence[Block]) -> list[str]:
+    """An address for every heading, and nothing for the others."""
+    anchors: list[str] = []
+    for block in blocks:
+        anchor = (
+            re.sub(r"[^a-z0-9]+", "-", block.text.lower()).strip("-") or "part" if isinstance(block, Heading) else ""
+        )
+        again = sum(1 for other in anchors if anchor and re.fullmatch(rf"{anchor}(_\d+)?", other))
+        anchors.append(f"{anchor}_{again + 1}" if again else anchor)
+    return anchors
+
+
+def _styles() -> str:
+    light = "".join(f"--fig-{name}:{color};" for name, (color, _) in THEME.items())
+    dark = "".join(f"--fig-{name}:{color};" for name, (_, color) in THEME.items())
+    return STYLES.replace("/*light*/", light).replace("/*dark*/", dark)
+
+
+STYLES = """
+:root { color-scheme: light dark; /*light*/
+  --page: #f4f6f4; --raised: #eef2ef; --accent: #0b6350; --first: #c40000; --second: #00780a; --third: #0050e6; }
+@media (prefers-color-scheme: dark) { :root { /*dark*/
+  --page: #0e1412; --raised: #202925; --accent: #66d4ad; --first: #ff8a80; --second: #6fdc77; --third: #8fb4ff; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--fig-ink);
+  font: 16px/1.5 system-ui, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
+main { max-width: 70rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }
+h1, h2, h3 { line-height: 1.25; text-wrap: balance; overflow-wrap: anywhere; }
+h1 { font-size: 1.7rem; margin: 0 0 1rem; }
+h2 { font-size: 1.35rem; margin: 3rem 0 0.5rem; padding-top: 1rem; border-top: 2px solid var(--fig-line); }
+h3 { font-size: 1.1rem; margin: 2.25rem 0 0.5rem; }
+p { max-width: 46rem; margin: 0.6rem 0; }
+a { color: var(--accent); }
+nav ul { margin: 0 0 1rem; padding: 0; list-style: none; display: flex; flex-wrap: wrap; gap: 0.25rem 1.25rem; }
+.finding { border-left: 4px solid var(--accent); background: var(--raised); padding: 0.6rem 0.9rem; border-radius: 4px; }
+figure { margin: 1.25rem 0; padding: 1rem; background: var(--fig-ground); border: 1px solid var(--fig-line); border-radius: 10px; }
+figcaption { font-size: 0.9rem; color: var(--fig-quiet); max-width: 46rem; margin-top: 0.6rem; }
+figcaption b { color: var(--fig-ink); }
+.table figcaption { margin: 0 0 0.6rem; }
+.wide { overflow-x: auto; }
+.wide:focus-visible { outline: 3px solid var(--accent); outline-offset: 2px; }
+.picture { display: block; width: 100%; min-width: 34rem; height: auto; }
+table { border-collapse: collapse; font-size: 0.9rem; }
+th, td { padding: 0.28rem 0.6rem; text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+thead th { border-bottom: 2px solid var(--fig-line); color: var(--fig-quiet); font-weight: 600; vertical-align: bottom;
+  white-space: normal; min-width: 4.5rem; }
+th:first-child { text-align: left; padding-left: 0; position: sticky; left: 0; background: var(--fig-ground); }
+tbody th { font-weight: 400; }
+tbody tr + tr { border-top: 1px solid var(--fig-line); }
+tbody tr.ruled { border-top: 2px solid var(--fig-quiet); }
+tbody tr.group th { font-weight: 600; padding-top: 0.7rem; }
+.rank1, .rank2, .rank3 { font-weight: 700; }
+.rank1 { color: var(--first); } .rank2 { color: var(--second); } .rank3 { color: var(--third); }
+@media (max-width: 40rem) {
+  main { padding: 1rem 0.75rem 3rem; }
+  figure { padding: 0.75rem; }
+  th, td { padding: 0.28rem 0.5rem; }
+}
+@media print { .wide { overflow: visible; } .picture { min-width: 0; } figure { break-inside: avoid; } }
+"""
+
+
+# Markdown
+
+
+def markdown_page(title: str, blocks: Sequence[Block]) -> str:
+    """The same in Markdown; pictures are files in figures/."""
+    parts = [f"# {_plain(title)}"]
+    number = 0
+    for block in blocks:
+        if isinstance(block, Heading):
+            parts.append(f"{'#' * block.level} {_plain(block.text)}")
+        elif isinstance(block, Paragraph):
+            parts.append(f"> {_plain(block.text)}" if block.is_finding else _plain(block.text))
+        elif isinstance(block, Table):
+            parts.append(_markdown_table(block))
+        else:
+            number += 1
+            parts.append(f"![Figure {number}](figures/{block.name}.svg)")
+            parts.append(f"**Figure {number}.** {_plain(block.caption)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_table(table: Table) -> str:
+    lines = [_line(map(_plain, table.columns)), _line(["---"] + ["--:"] * (len(table.columns) - 1))]
+    for row in table.rows:
+        if row.entries:
+            lines.append(_line([_plain(row.name), *(_markdown_entry(entry) for entry in row.entries)]))
+        else:
+            lines.append(_line([f"**{_plain(row.name)}**"] + [""] * (len(table.columns) - 1)))
+    return "\n".join([f"**{_plain(table.title)}.** {_plain(table.note)}".rstrip(), "", *lines])
+
+
+def _markdown_entry(entry: Entry) -> str:
+    text = _plain(entry.text)
+    return f"**{text}** {MEDALS[entry.rank]}" if entry.rank else text
+
+
+def _line(cells: Iterator[str] | Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown leaves as it is."""
+    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", text.replace("\n", " "))

@@ -1,0 +1,186 @@
+"""What a study consists of: cells, each one network or classifier on one split, as the paper's two tables name them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from model.architecture import ModelConfig
+from model.attention import VARIANTS
+from service.errors import WrongUsage
+from training.fit import RECIPES
+
+Part = Literal["portrait", "variants", "baselines", "ablations"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
+DEFAULT_VARIANT = ModelConfig(1, 1).attention
+DEFAULT_RECIPE = "strong"  # of `hyperscene train`
+BASELINES = {
+    "logistic_regression": "logistic regression",
+    "random_forest": "random forest",
+    "svm": "SVM",
+    "cnn_3d": "3-D CNN",
+}
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How many labels a network learns from: a share of every class, or so many pixels in all."""
+
+    fraction: float | None = None
+    train_pixels: int | None = None
+
+    @property
+    def id(self) -> str:
+        if self.train_pixels is not None:
+            return f"n{self.train_pixels}"
+        return f"f{np.format_float_positional(self.fraction or 0.0, trim='-')}"
+
+    def record(self) -> dict[str, float | int]:
+        """The amount as it stands in a cell's file."""
+        if self.train_pixels is not None:
+            return {"train_pixels": self.train_pixels}
+        return {"fraction": self.fraction or 0.0}
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A row of the paper's Table II: what differs from the default network, or how noisy the scene is."""
+
+    group: str
+    label: str
+    change: Mapping[str, Any] = field(default_factory=dict)  # of ModelConfig
+    noise_db: float | None = None
+
+
+# The rows that are not the default network; that one is the cosine squared of Table I, and stands in every group.
+ABLATIONS: dict[str, Ablation] = {
+    "normalise_none": Ablation("Normalization", "None", {"normalise": "none"}),
+    "normalise_query": Ablation("Normalization", "Query only", {"normalise": "query"}),
+    "normalise_key": Ablation("Normalization", "Key only", {"normalise": "key"}),
+    "squaring_cosine": Ablation("Squaring strategy", "Cosine", {"squaring": "cosine"}),
+    "squaring_absolute": Ablation("Squaring strategy", "|cosine|", {"squaring": "absolute"}),
+    "squaring_temperature": Ablation("Squaring strategy", "Temp.-scaled cosine²", {"squaring": "temperature_squared"}),
+    "positions_none": Ablation("Positional encoding", "None", {"positions": "none"}),
+    "positions_sinusoidal": Ablation("Positional encoding", "Sinusoidal", {"positions": "sinusoidal"}),
+    "heads_2": Ablation("Head number", "2 heads", {"heads": 2}),
+    "heads_8": Ablation("Head number", "8 heads", {"heads": 8}),
+    "depth_2": Ablation("Encoder depth", "2 layers", {"depth": 2}),
+    "depth_6": Ablation("Encoder depth", "6 layers", {"depth": 6}),
+    "width_32": Ablation("Embedding dimension", "32", {"width": 32}),
+    "width_128": Ablation("Embedding dimension", "128", {"width": 128}),
+    "patch_8": Ablation("Patch size", "8 x 8", {"patch_px": 8}),
+    "patch_24": Ablation("Patch size", "24 x 24", {"patch_px": 24}),
+    "noise_30": Ablation("Spectral noise", "30 dB", noise_db=30.0),
+    "noise_20": Ablation("Spectral noise", "20 dB", noise_db=20.0),
+    "noise_10": Ablation("Spectral noise", "10 dB", noise_db=10.0),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of the report before its seeds are averaged: something fitted to one split, and scored."""
+
+    part: Part
+    name: str
+    recipe: str | None  # None: a baseline
+    amount: Amount
+    seed: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.part}-{self.name}-{self.recipe or 'none'}-{self.amount.id}-s{self.seed}"
+
+    @property
+    def label(self) -> str:
+        """The cell's name for people."""
+        if self.part == "baselines":
+            return BASELINES[self.name]
+        if self.part == "ablations":
+            return ABLATIONS[self.name].label
+        return self.name.replace("_", " ")
+
+    @property
+    def group(self) -> str | None:
+        """The heading of Table II that an ablation stands under."""
+        return ABLATIONS[self.name].group if self.part == "ablations" else None
+
+    @property
+    def change(self) -> dict[str, Any]:
+        """What differs from the default network."""
+        if self.part == "ablations":
+            return dict(ABLATIONS[self.name].change)
+        return {"attention": self.name} if self.part == "variants" else {}
+
+    @property
+    def noise_db(self) -> float | None:
+        return ABLATIONS[self.name].noise_db if self.part == "ablations" else None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which cells a study is asked for."""
+
+    seeds: int = 5
+    variants: tuple[str, ...] = tuple(VARIANTS)
+    ablations: tuple[str, ...] = tuple(ABLATIONS)
+    baselines: tuple[str, ...] = tuple(BASELINES)
+    recipes: tuple[str, ...] = ("paper", "strong")
+    amounts: tuple[Amount, ...] = (Amount(fraction=0.01),)
+
+
+def plan_cells(asked: Asked) -> list[Cell]:
+    """The cells in the order in which they are worked on.
+
+    Every part goes seed by seed, so that a study that is stopped early has a whole table of fewer seeds. Networks come
+    before baselines, which take seconds: a bar that began with those would promise too much.
+    """
+    seeds, first = range(asked.seeds), asked.amounts[:1]
+    # Table II leaves one thing at a time out of the default network, so that one is needed too.
+    reference = (DEFAULT_VARIANT,) if asked.ablations else ()
+    portrait_recipe = DEFAULT_RECIPE if DEFAULT_RECIPE in asked.recipes else asked.recipes[0]
+    is_portrayed = DEFAULT_VARIANT in asked.variants
+    cells = [
+        *_cells("portrait", range(1), first, (portrait_recipe,), (DEFAULT_VARIANT,) if is_portrayed else ()),
+        *_cells("variants", seeds, asked.amounts, asked.recipes, asked.variants),
+        *_cells("baselines", seeds, asked.amounts, (None,), asked.baselines),
+        *_cells("variants", seeds, first, asked.recipes[:1], reference),
+        *_cells("ablations", seeds, first, asked.recipes[:1], asked.ablations),
+    ]
+    return list(dict.fromkeys(cells))
+
+
+def _cells(
+    part: Part,
+    seeds: Iterable[int],
+    amounts: Iterable[Amount],
+    recipes: Iterable[str | None],
+    names: Iterable[str],
+) -> list[Cell]:
+    everything = product(seeds, amounts, recipes, names)
+    return [Cell(part, name, recipe, amount, seed) for seed, amount, recipe, name in everything]
+
+
+def choose(option: str, asked: str, known: Iterable[str], may_be_none: bool = True) -> tuple[str, ...]:
+    """The names behind `all`, `none` or `name,name`, in the order in which they are known."""
+    known = tuple(known)
+    if asked == "all":
+        return known
+    if asked == "none" and may_be_none:
+        return ()
+    names = [name.strip() for name in asked.split(",")]
+    for name in names:
+        if name not in known:
+            others = "all, none" if may_be_none else "all"
+            raise WrongUsage(f"{option} knows no {name!r}: give {others}, or some of {', '.join(known)}")
+    return tuple(name for name in known if name in names)
+
+
+def choose_recipes(asked: str) -> tuple[str, ...]:
+    """The recipes in the order in which they were asked for: ablations are run with the first."""
+    chosen = choose("--recipes", asked, RECIPES, may_be_none=False)
+    return chosen if asked == "all" else tuple(dict.fromkeys(name.strip() for name in asked.split(",")))

@@ -1,0 +1,197 @@
+"""The chapters of a report about one network on one scene: classes, map, features, attention, speed, calibration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training import figures
+from training.findings import Record, Study, best, class_shares, confusion_of
+from training.pages import Block, Entry, Picture, Row, Table
+from training.plan import DEFAULT_VARIANT, Amount
+from training.wording import counted, labels_of
+
+MAP_LAYERS = ("rgb", "truth", "split", "classes", "confidence")
+MOST_ATTENTION_ROWS = 6
+
+Arrays = dict[str, NDArray[np.generic]]
+
+
+def _shown_amount(study: Study) -> Amount | None:
+    """The amount that pictures of classes are about: the portrait's, or the smallest."""
+    portraits = study.cells_of("portrait")
+    if portraits:
+        return Amount(**portraits[0]["amount"])
+    return study.amounts[0] if study.amounts else None
+
+
+def classes(study: Study, prefix: str) -> Iterator[Block]:
+    """Every class's accuracy, and what it is taken for."""
+    amount = _shown_amount(study)
+    if amount is None:
+        return
+    ours, strongest = study.ours(amount), best(study.baselines(amount))
+    names, pixels = study.scene["class_names"], study.scene["class_pixels"]
+    shares = {method.label: class_shares(method) for method in (*ours, strongest) if method is not None}
+    if shares:
+        beside = f", and the best baseline, {strongest.label}" if strongest else ""
+        yield Picture(f"{prefix}classes", figures.class_accuracies(names, pixels, shares), (
+            f"Accuracy of every class, {labels_of(study, amount)}: ours by recipe{beside}; mean and standard deviation over "
+            "seeds, with the class's labelled pixels in brackets. Look first at the classes with few pixels: the overall "
+            "accuracy hardly feels them."
+        ))  # fmt: skip
+    recipe = study.recipes[-1] if study.recipes else None
+    cells = [cell for cell in study.cells_of("variants", amount, recipe) if cell["name"] == DEFAULT_VARIANT]
+    if cells and all("confusion" in cell for cell in cells):
+        matrix = confusion_of(cells)
+        yield Picture(f"{prefix}confusion", figures.confusion_matrix(names, matrix), (
+            f"Confusion of ours ({recipe}), {labels_of(study, amount)}, {counted(len(cells), 'seed')} together: where the "
+            f"pixels of each true class (row) went, in percent of the class. {_worst_confusion(names, matrix)}"
+        ))  # fmt: skip
+
+
+def _worst_confusion(names: Sequence[str], matrix: NDArray[np.int64]) -> str:
+    wrong = matrix - np.diag(np.diag(matrix))
+    if not wrong.any():
+        return "No pixel was taken for another class."
+    row, col = np.unravel_index(wrong.argmax(), wrong.shape)
+    part = 100 * wrong[row, col] / wrong.sum()
+    return f"The commonest error is {names[row]} taken for {names[col]}: {part:.0f} % of all errors."
+
+
+def _portraits(study: Study) -> Iterator[tuple[Record, Arrays, str]]:
+    """Cells with pictures, their arrays, and what tells them apart in a file's name."""
+    for cell in study.cells_of("portrait"):
+        path = study.directory / "cells" / f"{cell['id']}.npz"
+        arrays: Arrays = {}
+        if path.exists():
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        yield cell, arrays, f"{cell['recipe']}-{Amount(**cell['amount']).id}-s{cell['seed']}"
+
+
+def _portrayed(study: Study, cell: Record) -> str:
+    return f"recipe {cell['recipe']}, {labels_of(study, Amount(**cell['amount']))}, seed {cell['seed']}"
+
+
+def maps(study: Study, prefix: str) -> Iterator[Block]:
+    """The class map beside truth and split."""
+    names, colors = study.scene["class_names"], study.scene["class_colors"]
+    for cell, arrays, name in _portraits(study):
+        if arrays.keys() >= set(MAP_LAYERS):
+            layers = figures.MapArrays(*(arrays[layer] for layer in MAP_LAYERS))
+            yield Picture(f"{prefix}map-{name}", figures.class_maps(layers, names, colors), (
+                f"The map that the service delivers beside the truth and the split; {_portrayed(study, cell)}. Compare the "
+                "borders of fields with the truth, and the errors with the confidence: a map that knows its limits is "
+                "dark where it is wrong. Numbers are those of the classes below."
+            ))  # fmt: skip
+
+
+def inside(study: Study, prefix: str) -> Iterator[Block]:
+    """Features in two dimensions, and attention within patches."""
+    names, colors = study.scene["class_names"], study.scene["class_colors"]
+    for cell, arrays, name in _portraits(study):
+        if arrays.keys() >= {"embedding", "feature_classes"}:
+            figure = figures.embedding(arrays["embedding"], arrays["feature_classes"], names, colors)
+            yield Picture(f"{prefix}features-{name}", figure, (
+                f"Pooled features of {len(arrays['embedding']):,} test pixels in two dimensions (t-SNE); "
+                f"{_portrayed(study, cell)}. Colours and shapes are true classes. Where two classes share a cloud, the "
+                "features hardly tell them apart; distances between clouds mean nothing."
+            ))  # fmt: skip
+        if arrays.keys() >= {"attention", "attention_patches", "attention_pixels"} and len(arrays["attention"]):
+            most = slice(MOST_ATTENTION_ROWS)
+            titles = _pixel_titles(arrays, names)[most]
+            figure = figures.attention_maps(arrays["attention_patches"][most], arrays["attention"][most], titles)
+            yield Picture(f"{prefix}attention-{name}", figure, (
+                f"What the centre pixel (framed) attends to within its patch; {_portrayed(study, cell)}. Bright is more "
+                "than an even share. Attention that follows the borders in the patch's picture has learnt what belongs to "
+                "the same field; attention that looks the same in every row has not."
+            ))  # fmt: skip
+
+
+def _pixel_titles(arrays: Arrays, names: Sequence[str]) -> list[str]:
+    titles = []
+    for row, col in arrays["attention_pixels"].astype(int).tolist():
+        value = int(arrays["truth"].astype(int)[row, col]) if "truth" in arrays else 0
+        place = f"row {row}, col {col}"
+        titles.append(f"{names[value - 1]}\n{place}" if value else place)
+    return titles
+
+
+def speed(study: Study, prefix: str) -> Iterator[Block]:
+    """What strides and blends cost and give."""
+    for cell, _, name in _portraits(study):
+        tried = sorted(cell.get("speed") or [], key=lambda one: (one["stride"], one["blend"]))
+        if len(tried) < 2:
+            continue
+        blends: dict[str, list[tuple[int, float, float]]] = {}
+        for one in tried:
+            blends.setdefault(one["blend"], []).append((one["stride"], one["seconds"], 100 * one["oa"]))
+        yield Picture(f"{prefix}speed-{name}", figures.accuracy_by_speed(blends), (
+            f"Accuracy of the map against the time it takes, by stride and blend; {_portrayed(study, cell)}. Up and to the "
+            "left is better. This is one seed: half a point between neighbours is no ranking."
+        ))  # fmt: skip
+        rows = [
+            Row(
+                f"stride {one['stride']}, blend {one['blend']}",
+                [Entry(f"{100 * one['oa']:.2f}"), Entry(f"{one['seconds']:.3g}"), Entry(f"{one['patches']:,}")],
+            )
+            for one in tried
+        ]
+        yield Table(f"Strides and blends, {_portrayed(study, cell)}", ["map", "OA, %", "seconds", "patches"], rows)
+
+
+def calibration(study: Study, prefix: str) -> Iterator[Block]:
+    """Whether confidence means what it says, before and after temperature scaling."""
+    rows = []
+    for amount in study.amounts:
+        for recipe in study.recipes:
+            known = [found for cell in study.cells_of("variants", amount, recipe) if (found := cell.get("calibration"))]
+            if known:
+                before, after, heat = (
+                    float(np.mean([found[key] for found in known]))
+                    for key in ("ece_before", "ece_after", "temperature")
+                )
+                texts = (f"{100 * before:.2f}", f"{100 * after:.2f}", f"{heat:.2f}", str(len(known)))
+                rows.append(Row(f"{recipe}, {labels_of(study, amount)}", [Entry(text) for text in texts]))
+    if rows:
+        yield Table(
+            "Expected calibration error (ECE), in percent",
+            ["recipe and labels", "before", "after", "temperature", "networks"],
+            rows,
+            "How far confidence and the share of right answers lie apart on the test pixels, before and after the logits "
+            "are divided by a temperature that was fitted to the validation pixels. Means over score functions and seeds.",
+        )
+    for cell, _, name in _portraits(study):
+        curves, errors = cell.get("reliability") or {}, cell.get("calibration") or {}
+        if curves.get("before") and curves.get("after"):
+            drawn = {key: (curves[key], errors.get(f"ece_{key}")) for key in ("before", "after")}
+            yield Picture(f"{prefix}reliability-{name}", figures.reliability(drawn), (
+                f"Left: how often answers of a confidence are right, before and after temperature scaling; "
+                f"{_portrayed(study, cell)}. Above the dotted line the network is too modest, below it too sure. Right: "
+                "how the test pixels spread over confidences."
+            ))  # fmt: skip
+
+
+def choices(study: Study, prefix: str) -> Iterator[Block]:
+    """What a recipe picked by itself for the default network, counted over seeds."""
+    rows = []
+    for amount in study.amounts:
+        for recipe in study.recipes:
+            cells = study.cells_of("variants", amount, recipe)
+            chosen = [found for cell in cells if cell["name"] == DEFAULT_VARIANT and (found := cell.get("chosen"))]
+            for key in dict.fromkeys(key for found in chosen for key in found):
+                counts = Counter(_value(found.get(key)) for found in chosen)
+                said = ", ".join(f"{value} ({count} x)" for value, count in sorted(counts.items()))
+                rows.append(Row(f"{recipe}, {labels_of(study, amount)}: {key.replace('_', ' ')}", [Entry(said)]))
+    if rows:
+        yield Table(
+            "What the recipe chose for the default network", ["recipe, labels and setting", "value (seeds)"], rows
+        )
+
+
+def _value(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

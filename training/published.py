@@ -1,0 +1,392 @@
+"""The paper's three scenes as their authors publish them, the figures of its Table I, and ours beside those."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Literal, get_args
+
+import numpy as np
+from scipy.io import whosmat
+from scipy.io.matlab import MatReadError
+
+from service.errors import LabelsUnusable, SceneUnreadable, SceneUnusable
+from service.mapping.scenes import ENVI_SUFFIXES, unplaced_is_fine
+from training.datasets import ARRAY_SUFFIXES, LabelledFiles, LabelledScene, load_labelled_scene
+
+Metric = Literal["oa", "aa", "kappa"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+
+# The paper's protocol: these shares of every class train and validate, the other 98 % test.
+FRACTION = 0.01
+VAL_FRACTION = 0.01
+
+# Our names of the score functions and the paper's, in the order of its columns.
+COLUMNS = {
+    "cosine_squared": "CS²",
+    "cosine": "CS",
+    "scaled_dot_product": "SDP",
+    "dot_product": "DP",
+    "additive": "Add",
+    "self_attention": "SA",
+    "mixed_cosine_squared": "MSA-CS²",
+    "cross_scaled_dot_product": "C-SDP",
+    "cross_cosine_squared": "C-CS²",
+    "cross_cosine": "C-CS",
+    "cross_additive": "C-Add",
+}
+
+# Of a scene that is there in several formats, the first of these is read; "" is ENVI data without an ending.
+SUFFIXES = (*ARRAY_SUFFIXES, ".tif", ".tiff", *ENVI_SUFFIXES, "")
+FOLDERS_DEEP = 3  # publishers pack their files into folders in folders
+FILES_NAMED = 8  # in a message about a folder that holds other things
+# Copies of one scene differ by a few pixels; a class that differs by a larger share is another version of the labels.
+COUNT_TOLERANCE = 0.01
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One network's scores in Table I, in percent."""
+
+    oa: float
+    aa: float
+    kappa: float
+
+
+@dataclass(frozen=True)
+class PublishedScene:
+    """What is known of a scene of the paper before anybody has it."""
+
+    title: str
+    source: str
+    rows: int
+    cols: int
+    bands: int
+    cube_files: tuple[str, ...]  # as published, the best known first
+    label_files: tuple[str, ...]
+    cube_variable: str  # in the .mat files; others are found by their shape
+    label_variable: str
+    class_names: tuple[str, ...]  # of the label values 1, 2, 3 and so on
+    class_pixels: tuple[int | None, ...]  # None: no source that counted them is known
+    figures: Mapping[str, Figures]  # by our names of the score functions
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.rows, self.cols, self.bands
+
+    @property
+    def classes(self) -> str:
+        """The class names in the form of `--classes`."""
+        return ",".join(f"{value}={name}" for value, name in enumerate(self.class_names, start=1))
+
+
+def _figures(kappa: Sequence[float], oa: Sequence[float], aa: Sequence[float]) -> dict[str, Figures]:
+    """Table I as it is printed: three rows of a scene, a column for each score function."""
+    columns = zip(COLUMNS, oa, aa, kappa, strict=True)
+    return {name: Figures(oa, aa, kappa) for name, oa, aa, kappa in columns}
+
+
+PUBLISHED = {
+    "salinas": PublishedScene(
+        title="Salinas",
+        source="https://www.ehu.eus/ccwintco/index.php/Hyperspectral_Remote_Sensing_Scenes",
+        rows=512,
+        cols=217,
+        bands=204,  # of AVIRIS' 224; the others see water vapour
+        cube_files=("Salinas_corrected.mat", "Salinas.mat"),
+        label_files=("Salinas_gt.mat",),
+        cube_variable="salinas_corrected",
+        label_variable="salinas_gt",
+        class_names=(
+            "Brocoli_green_weeds_1", "Brocoli_green_weeds_2", "Fallow", "Fallow_rough_plow", "Fallow_smooth", "Stubble",
+            "Celery", "Grapes_untrained", "Soil_vinyard_develop", "Corn_senesced_green_weeds", "Lettuce_romaine_4wk",
+            "Lettuce_romaine_5wk", "Lettuce_romaine_6wk", "Lettuce_romaine_7wk", "Vinyard_untrained",
+            "Vinyard_vertical_trellis",
+        ),
+        class_pixels=(
+            2009, 3726, 1976, 1394, 2678, 3959, 3579, 11271, 6203, 3278, 1068, 1927, 916, 1070, 7268, 1807,
+        ),
+        figures=_figures(
+            kappa=(99.15, 98.60, 99.18, 97.75, 98.93, 99.24, 99.23, 98.76, 99.33, 98.16, 98.75),
+            oa=(99.23, 98.74, 99.26, 97.98, 99.04, 99.32, 99.31, 98.88, 99.40, 98.35, 98.87),
+            aa=(99.18, 98.83, 99.06, 98.02, 99.03, 99.20, 99.30, 98.99, 99.18, 98.53, 99.09),
+        ),
+    ),
+    "honghu": PublishedScene(
+        title="WHU-Hi-HongHu",
+        source="http://rsidea.whu.edu.cn/resource_WHUHi_sharing.htm",
+        rows=940,
+        cols=475,
+        bands=270,
+        cube_files=("WHU_Hi_HongHu.mat", "WHU-Hi-HongHu.tif", "WHU-Hi-HongHu.bsq", "WHU-Hi-HongHu"),
+        label_files=("WHU_Hi_HongHu_gt.mat", "WHU-Hi-HongHu_gt.tif", "WHU-Hi-HongHu_gt.bsq", "WHU-Hi-HongHu_gt"),
+        cube_variable="WHU_Hi_HongHu",
+        label_variable="WHU_Hi_HongHu_gt",
+        class_names=(
+            "Red roof", "Road", "Bare soil", "Cotton", "Cotton firewood", "Rape", "Chinese cabbage", "Pakchoi",
+            "Cabbage", "Tuber mustard", "Brassica parachinensis", "Brassica chinensis", "Small Brassica chinensis",
+            "Lactuca sativa", "Celtuce", "Film covered lettuce", "Romaine lettuce", "Carrot", "White radish",
+            "Garlic sprout", "Broad bean", "Tree",
+        ),
+        class_pixels=(
+            14041, 3512, 21821, 163285, 6218, 44557, 24103, 4054, 10819, 12394, 11015, 8954, 22507, 7356, 1002, 7262,
+            3010, 3217, 8712, 3486, 1328, 4040,
+        ),
+        figures=_figures(
+            kappa=(96.94, 97.02, 97.87, 97.41, 97.30, 97.68, 97.21, 97.63, 96.29, 97.22, 97.09),
+            oa=(97.58, 97.64, 98.32, 97.95, 97.87, 98.16, 97.80, 98.12, 97.06, 97.80, 97.69),
+            aa=(93.05, 92.38, 94.48, 93.77, 92.79, 94.86, 93.74, 94.21, 88.62, 92.72, 93.74),
+        ),
+    ),
+    "tangdaowan": PublishedScene(
+        title="QUH-Tangdaowan",
+        source="https://github.com/RsAI-lab/QUH-classification-dataset",
+        rows=1740,
+        cols=860,
+        bands=176,
+        cube_files=("QUH-Tangdaowan.mat",),
+        label_files=("QUH-Tangdaowan_GT.mat",),
+        cube_variable="Tangdaowan",
+        label_variable="TangdaowanGT",
+        class_names=(
+            "Rubber track", "Flagging", "Sandy", "Asphalt", "Boardwalk", "Rocky shallows", "Grassland", "Bulrush",
+            "Gravel road", "Ligustrum vicaryi", "Coniferous pine", "Spiraea", "Bare soil", "Buxus sinica",
+            "Photinia serrulata", "Populus", "Ulmus pumila L", "Seawater",
+        ),
+        # The sums of the publisher's own training and test masks, which hold no pixel of the last two classes.
+        class_pixels=(
+            25849, 55553, 34037, 60690, 1862, 37125, 14127, 64087, 30695, 1783, 21236, 749, 1686, 886, 14020, 140904,
+            None, None,
+        ),
+        figures=_figures(
+            kappa=(98.17, 98.68, 98.30, 98.19, 98.51, 98.32, 98.31, 98.21, 98.38, 98.41, 98.56),
+            oa=(98.39, 98.84, 98.51, 98.41, 98.69, 98.52, 98.52, 98.43, 98.58, 98.60, 98.74),
+            aa=(94.92, 97.23, 95.88, 93.90, 96.51, 93.82, 95.80, 95.41, 95.51, 97.42, 96.27),
+        ),
+    ),
+}  # fmt: skip
+
+
+def find_files(published: PublishedScene, path: Path, labels: Path | None = None) -> LabelledFiles:
+    """The cube and its labels in a folder, or beside a cube that is named; `labels` names those that lie elsewhere."""
+    if not path.exists():
+        raise SceneUnreadable(f"there is no {path}: give the folder that holds {published.cube_files[0]}, or that file")
+    folder = path if path.is_dir() else path.parent
+    known = list(_files(folder))
+    if path.is_dir():
+        cube = _best(published.cube_files, known, near=folder)
+        if cube is None:
+            raise SceneUnreadable(
+                f"{path} holds no cube of {published.title}, called {' or '.join(published.cube_files)}, but "
+                f"{_listed(known, folder)}: get it from {published.source}, or give the path of the cube itself"
+            )
+    elif _matches(path, published.label_files) is not None:
+        raise SceneUnreadable(f"{path.name} holds the labels of {published.title}: give the cube, or their folder")
+    else:
+        cube = path
+    labels = labels or _best(published.label_files, known, near=cube.parent)
+    if labels is None:
+        raise LabelsUnusable(
+            f"{folder} holds no labels of {published.title}, called {' or '.join(published.label_files)}, but "
+            f"{_listed(known, folder)}: get them from {published.source}, or name them with --labels"
+        )
+    return LabelledFiles(
+        cube,
+        labels,
+        classes=published.classes,
+        variable=_known_variable(cube, published.cube_variable),
+        label_variable=_known_variable(labels, published.label_variable),
+    )
+
+
+def load_published(published: PublishedScene, files: LabelledFiles) -> LabelledScene:
+    """The scene with its published class names, refused where it is another than the paper's."""
+    # The labels are checked against the built-in names first, so that no message speaks of --classes.
+    with unplaced_is_fine():
+        scene = load_labelled_scene(replace(files, classes=None))
+    warnings = require_layout(published, scene)
+    names = zip(scene.legend, published.class_names, strict=True)
+    legend = tuple(replace(entry, name=name) for entry, name in names)
+    return replace(scene, legend=legend, warnings=(*scene.warnings, *warnings))
+
+
+def require_layout(published: PublishedScene, scene: LabelledScene) -> list[str]:
+    """Refuse a scene of another shape or with other classes; warn of classes with other numbers of pixels."""
+    _require_shape(published, scene)
+    _require_classes(published, scene)
+    counts = np.bincount(scene.labels.ravel(), minlength=len(published.class_names) + 1)[1:].tolist()
+    differing = [
+        f"{name} {found} instead of {expected}"
+        for name, found, expected in zip(published.class_names, counts, published.class_pixels, strict=True)
+        if expected is not None and abs(found - expected) > COUNT_TOLERANCE * expected
+    ]
+    warning = (
+        f"{len(differing)} of the classes have other numbers of labelled pixels than {published.title} as published "
+        f"({', '.join(differing)}): the comparison with the paper is one of different labels"
+    )
+    return [warning] if differing else []
+
+
+def _require_shape(published: PublishedScene, scene: LabelledScene) -> None:
+    found = scene.cube.shape
+    if found == published.shape:
+        return
+    if sorted(found) == sorted(published.shape):
+        remedy = "its axes are in another order: save it as rows x cols x bands"
+    elif found[:2] == published.shape[:2]:
+        remedy = f"its bands are others than the paper's: take {published.cube_files[0]} from {published.source}"
+    else:
+        remedy = (
+            f"this is another scene, or a part of it: take {published.cube_files[0]} from {published.source}, or "
+            "study this one without --published"
+        )
+    raise SceneUnusable(
+        f"{scene.name} is {_by(found)}, and {published.title} {_by(published.shape)} (rows x cols x bands); {remedy}"
+    )
+
+
+def _require_classes(published: PublishedScene, scene: LabelledScene) -> None:
+    values = {entry.value for entry in scene.legend}
+    expected = dict(enumerate(published.class_names, start=1))
+    missing = [f"{value} ({name})" for value, name in expected.items() if value not in values]
+    unknown = [str(value) for value in sorted(values - set(expected))]
+    if not missing and not unknown:
+        return
+    lacks = f"no pixel of {', '.join(missing)}" if missing else ""
+    has = f"the unknown value{'s' * (len(unknown) > 1)} {', '.join(unknown)}" if unknown else ""
+    raise LabelsUnusable(
+        f"{published.title} has {len(expected)} classes, values 1 to {len(expected)}, and these labels hold "
+        f"{' and '.join(filter(None, (lacks, has)))}: take {published.label_files[0]} from {published.source}, whole"
+    )
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A cell of Table I with ours beside it, in percent."""
+
+    variant: str  # our name
+    column: str  # the paper's
+    metric: Metric
+    published: float
+    ours: float | None  # mean over seeds; None: not run
+    deviation: float | None  # over seeds, where there are several
+    seeds: int
+
+    @property
+    def difference(self) -> float | None:
+        """Points by which ours is higher."""
+        return None if self.ours is None else self.ours - self.published
+
+
+Scored = tuple[float, float, float]  # OA, AA and kappa of a seed, as shares from 0 to 1
+
+
+def compare(published: PublishedScene, results: Mapping[str, Iterable[Scored]]) -> list[Compared]:
+    """Every cell of the scene's part of Table I, in the paper's order, with the results by variant beside it."""
+    cells = []
+    for variant, column in COLUMNS.items():
+        seeds = list(results.get(variant, ()))
+        for place, metric in enumerate(METRICS):
+            values = [100 * scored[place] for scored in seeds]
+            cells.append(
+                Compared(
+                    variant,
+                    column,
+                    metric,
+                    getattr(published.figures[variant], metric),
+                    mean(values) if values else None,
+                    stdev(values) if len(values) > 1 else None,
+                    len(values),
+                )
+            )
+    return cells
+
+
+def comparison_markdown(published: PublishedScene, results: Mapping[str, Iterable[Scored]]) -> str:
+    """The comparison as a table: a line for each score function, and for each metric ours, theirs and by how much."""
+    titles = {"oa": "OA", "aa": "AA", "kappa": "κ"}
+    heads = [head for metric in METRICS for head in (f"{titles[metric]}, ours", "paper", "difference")]
+    lines = [
+        f"| score function | seeds | {' | '.join(heads)} |",
+        f"|---|--:|{'--:|' * len(heads)}",
+    ]
+    cells = compare(published, results)
+    for start in range(0, len(cells), len(METRICS)):
+        row = cells[start : start + len(METRICS)]
+        name = f"{row[0].variant.replace('_', ' ')} ({row[0].column})"
+        texts = [text for cell in row for text in _texts(cell)]
+        lines.append(f"| {name} | {row[0].seeds} | {' | '.join(texts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _texts(cell: Compared) -> tuple[str, str, str]:
+    if cell.ours is None or cell.difference is None:
+        return "-", f"{cell.published:.2f}", "-"
+    spread = "" if cell.deviation is None else f" ± {cell.deviation:.2f}"
+    return f"{cell.ours:.2f}{spread}", f"{cell.published:.2f}", f"{cell.difference:+.2f}"
+
+
+def _files(folder: Path, deep: int = FOLDERS_DEEP) -> Iterator[Path]:
+    """Files that could be scenes or labels, those of the folder itself first."""
+    try:
+        entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError:  # a folder of somebody else's among ours
+        return
+    yield from (entry for entry in entries if entry.is_file() and _suffix(entry) in SUFFIXES)
+    if deep > 1:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _files(entry, deep - 1)
+
+
+def _best(names: tuple[str, ...], files: list[Path], near: Path) -> Path | None:
+    """The file with one of the names: the nearest, then the best known name, then the first of the formats."""
+
+    def rank(file: Path) -> tuple[bool, int, int]:
+        matched = _matches(file, names)
+        assert matched is not None
+        return file.parent != near, matched, SUFFIXES.index(_suffix(file))
+
+    return min((file for file in files if _matches(file, names) is not None), key=rank, default=None)
+
+
+def _matches(file: Path, names: tuple[str, ...]) -> int | None:
+    """The place of the file among the names; case, punctuation and the (1) of a second download do not count."""
+    known = [_plain(Path(name)) for name in names]
+    return known.index(_plain(file)) if _plain(file) in known else None
+
+
+def _plain(file: Path) -> str:
+    return re.sub(r"\s*\(\d+\)$|[^a-z0-9]", "", file.name.removesuffix(file.suffix).lower())
+
+
+def _suffix(file: Path) -> str:
+    return file.suffix.lower()
+
+
+def _known_variable(path: Path, name: str) -> str | None:
+    """The published variable where a .mat file has it; None leaves the choice to the arrays' shapes."""
+    if _suffix(path) != ".mat":
+        return None
+    import h5py
+
+    try:
+        if h5py.is_hdf5(path):
+            with h5py.File(path) as file:
+                return name if name in file else None
+        return name if name in {found for found, _, _ in whosmat(path)} else None
+    except (ValueError, OSError, TypeError, NotImplementedError, MatReadError):
+        return None  # reading it will say what is wrong
+
+
+def _by(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _listed(files: list[Path], folder: Path) -> str:
+    names = [str(file.relative_to(folder)) for file in files]
+    more = f" and {len(names) - FILES_NAMED} more" if len(names) > FILES_NAMED else ""
+    return ", ".join(names[:FILES_NAMED]) + more or "no file that could be one"

@@ -1,0 +1,194 @@
+"""The report of a study, from its files alone: tables, paired tests and pictures, and plain words for what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from training import figures, portraits, tables
+from training.findings import Comparison, Method, Study, best, compare_with, headline, load_study, seconds_of
+from training.pages import Block, Entry, Heading, Paragraph, Picture, Row, Table, write_pages
+from training.plan import Amount
+from training.wording import (
+    HOW_TESTED,
+    MARKS,
+    NOISE,
+    counted,
+    duration,
+    listed,
+    points,
+    ranks,
+    share,
+    short_amount,
+    unfinished,
+)
+
+PARTS: tuple[tuple[str, Callable[[Study, str], Iterator[Block]]], ...] = (
+    ("Ours beside the baselines", tables.beside_baselines),
+    ("Table I: score functions", tables.score_functions),
+    ("Table II: ablation and noise", tables.ablations),
+    ("Classes", portraits.classes),
+    ("The map", portraits.maps),
+    ("Inside the network", portraits.inside),
+    ("Accuracy against speed", portraits.speed),
+    ("Calibration", portraits.calibration),
+    ("What the recipe chose", portraits.choices),
+)
+
+
+def write_report(directory: Path) -> None:
+    """report.html, report.md and figures/ beside the cells of a study, finished or not."""
+    study = load_study(directory)
+    blocks = [*_facts(study), Heading("In short"), *_overview([study]), *_parts(study, level=2, prefix="")]
+    write_pages(directory, f"Study of {study.title}", blocks)
+
+
+def write_collection(directories: Sequence[Path], output: Path) -> None:
+    """One report over several studies in the folder `output`, with a table over all of them first."""
+    studies = [load_study(directory) for directory in directories]
+    blocks: list[Block] = [Heading("In short"), *_overview(studies)]
+    for study in studies:
+        blocks += [Heading(study.title), *_facts(study), *_parts(study, level=3, prefix=f"{study.directory.name}-")]
+    write_pages(output, f"{counted(len(studies), 'study', 'studies')} in one report", blocks)
+
+
+def _parts(study: Study, level: int, prefix: str) -> Iterator[Block]:
+    """Everything about one study; a part for which nothing was measured is left out."""
+    for title, part in PARTS:
+        blocks = list(part(study, prefix))
+        if blocks:
+            yield Heading(title, level)
+            yield from blocks
+
+
+def _facts(study: Study) -> Iterator[Block]:
+    scene = study.scene
+    seeds = {cell["seed"] for cell in study.cells}
+    yield Paragraph(
+        f"{scene['name']}: {scene['rows']} x {scene['cols']} pixels, {scene['bands']} bands, "
+        f"{len(scene['class_names'])} classes, {sum(scene['class_pixels']):,} labelled pixels. "
+        f"{counted(len(study.cells), 'finished cell')} over {counted(len(seeds), 'seed')}, "
+        f"{duration(seconds_of(study.cells))} of computing. hyperscene {study.code_version}."
+    )
+    if study.split == "random":
+        yield Paragraph(
+            "A random split flatters every method that looks at neighbourhoods: test pixels lie beside training pixels. "
+            "What to expect of an unlabelled field elsewhere, a spatial split says."
+        )
+
+
+VERDICTS: tuple[tuple[str, Callable[[Comparison], bool]], ...] = (
+    ("Ours is above the best baseline, beyond noise", lambda found: found.is_beyond_noise and found.difference > 0),
+    ("Ours is below the best baseline, beyond noise", lambda found: found.is_beyond_noise and found.difference <= 0),
+    (
+        "Ours and the best baseline cannot be told apart",
+        lambda found: found.p is not None and not found.is_beyond_noise,
+    ),
+    ("One seed in common, too few for a test", lambda found: found.p is None),
+)
+Line = tuple[Study, Amount]
+Rivalries = dict[Line, Comparison]
+
+
+def _overview(studies: Sequence[Study]) -> Iterator[Block]:
+    """One line for every scene and amount of labels: every method's overall accuracy, and ours against the best."""
+    found = {(study, amount): _methods(study, amount) for study in studies for amount in study.amounts}
+    found = {line: methods for line, methods in found.items() if methods}
+    if not found:
+        yield Paragraph("No cell is finished yet that a table could be made of.")
+        return
+    rivalries = {line: rivalry for line in found if (rivalry := _rivalry(*line)) is not None}
+    yield from _verdicts(rivalries, len(studies) > 1)
+    yield _overview_table(found, rivalries, len(studies) > 1)
+    yield Paragraph(HOW_TESTED)
+    if len(rivalries) > 1:
+        yield Picture("overview", _rivalry_figure(rivalries, len(studies) > 1), (
+            "Ours minus the best baseline, in points of overall accuracy. Right of the line ours is better; a filled mark "
+            "is a difference beyond noise, a hollow one could be chance. Each tick is one seed."
+        ))  # fmt: skip
+
+
+def _methods(study: Study, amount: Amount) -> dict[str, Method]:
+    return {method.label: method for method in (*study.ours(amount), *study.baselines(amount))}
+
+
+def _overview_table(found: dict[Line, dict[str, Method]], rivalries: Rivalries, names_scene: bool) -> Table:
+    every = {label: method.is_baseline for methods in found.values() for label, method in methods.items()}
+    labels = sorted(every, key=lambda label: every[label])  # stable: ours first
+    rows: list[Row] = []
+    for place, ((study, amount), methods) in enumerate(found.items()):
+        if names_scene and (place == 0 or list(found)[place - 1][0] is not study):
+            rows.append(Row(study.title))
+        among = list(methods.values())
+        of_label = ranks(among, "oa")
+        entries = [_overview_entry(methods.get(label), among, of_label.get(label, 0)) for label in labels]
+        rivalry = rivalries.get((study, amount))
+        rows.append(Row(_line_name(study, amount), [*entries, Entry(_lead(rivalry))]))
+    seeds = sorted({len(method.seeds) for methods in found.values() for method in methods.values()})
+    over = (
+        counted(seeds[-1], "seed") if len(seeds) == 1 else f"up to {seeds[-1]} seeds; † has fewer than its neighbours"
+    )
+    return Table(
+        "Overall accuracy of every method, in percent",
+        ["to train on", *labels, "ours minus the best baseline"],
+        rows,
+        f"Mean ± standard deviation over {over}. {MARKS} 'Ours' is the paper's network with cosine squared attention, "
+        "by recipe; 'map' is the map that the service delivers, the others answer pixel by pixel. The last column compares "
+        f"our default recipe with the baseline of the highest mean, in points: {NOISE}",
+    )
+
+
+def _line_name(study: Study, amount: Amount) -> str:
+    return (
+        short_amount(amount)
+        if amount.train_pixels
+        else f"{short_amount(amount)} ({study.labels_of(amount):.0f} labels)"
+    )
+
+
+def _overview_entry(method: Method | None, among: Sequence[Method], rank: int) -> Entry:
+    if method is None:
+        return Entry("")
+    mark = " †" if unfinished(method, among) else ""
+    return Entry(share(*method.summary(), digits=1) + mark, rank)
+
+
+def _lead(rivalry: Comparison | None) -> str:
+    if rivalry is None:
+        return ""
+    mark = "" if rivalry.p is None else " ●" if rivalry.is_beyond_noise else " ○"
+    return points(rivalry.difference, digits=1) + mark
+
+
+def _rivalry(study: Study, amount: Amount) -> Comparison | None:
+    """Ours against the best baseline, corrected as one of the comparisons with all baselines."""
+    ours, baselines = headline(study.ours(amount)), study.baselines(amount)
+    strongest = best(baselines)
+    if ours is None or strongest is None:
+        return None
+    return next((found for found in compare_with(ours, baselines) if found.second is strongest), None)
+
+
+def _verdicts(rivalries: Rivalries, names_scene: bool) -> Iterator[Block]:
+    """Where ours wins, loses, or neither, in this order."""
+    for title, is_kind in VERDICTS:
+        told: dict[str, list[str]] = {}
+        for (study, amount), found in rivalries.items():
+            if is_kind(found):
+                said = f"{short_amount(amount)} ({points(found.difference)} against {found.second.label})"
+                told.setdefault(study.title if names_scene else "", []).append(said)
+        if told:
+            texts = [f"{scene}: {listed(amounts)}" if scene else listed(amounts) for scene, amounts in told.items()]
+            count = sum(map(len, told.values()))
+            yield Paragraph(f"{title} ({count} of {len(rivalries)}). {'; '.join(texts)}.", is_finding=True)
+
+
+def _rivalry_figure(rivalries: Rivalries, names_scene: bool) -> figures.Figure:
+    margins, breaks, last = [], [], None
+    for place, ((study, amount), found) in enumerate(rivalries.items()):
+        if last not in (None, study):
+            breaks.append(place)
+        last = study
+        name = f"{study.title}: " if names_scene else ""
+        margins.append(figures.Margin(f"{name}{short_amount(amount)}", found.by_seed, found.is_beyond_noise))
+    return figures.margins(margins, "ours minus the best baseline, points of overall accuracy", breaks)

@@ -1,0 +1,363 @@
+"""A study: runs its cells one by one, each into a finished file, alone or together with other processes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.errors import OptionsUnusable, OutputUnwritable, unwritten
+from training.cells import default_config, run_cell
+from training.datasets import LabelledFiles, LabelledScene, load_labelled_scene
+from training.fit import choose_device, separation_px
+from training.plan import ABLATIONS, Amount, Asked, Cell, plan_cells
+from training.published import PUBLISHED, load_published
+from training.splits import Split, SplitName, split_labels
+
+FORMAT = 1
+POLL_S = 2.0  # between looks at cells that other processes work on
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """What `hyperscene study` is asked for."""
+
+    files: LabelledFiles
+    output: Path
+    asked: Asked = field(default_factory=Asked)
+    split: SplitName = "random"
+    val_fraction: float = 0.01
+    test_pixels: int | None = None
+    device: str = "auto"
+    published: str | None = None  # one of the paper's scenes, whose layout the files must have
+
+    def load(self) -> LabelledScene:
+        """The scene with its labels."""
+        if self.published is not None:
+            return load_published(PUBLISHED[self.published], self.files)
+        return load_labelled_scene(self.files)
+
+
+@dataclass(frozen=True)
+class CellsDone:
+    """What a progress bar shows: how many cells have a file, whoever wrote it, and what is worked on."""
+
+    done: int
+    total: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """Where the files of a study lie."""
+
+    path: Path
+
+    @property
+    def study(self) -> Path:
+        return self.path / "study.json"
+
+    def cell(self, cell: Cell) -> Path:
+        return self.path / "cells" / f"{cell.id}.json"
+
+    def arrays(self, cell: Cell) -> Path:
+        return self.path / "cells" / f"{cell.id}.npz"
+
+    def lock(self, cell: Cell) -> Path:
+        return self.path / "cells" / f"{cell.id}.lock"
+
+    def pending(self, cells: list[Cell]) -> list[Cell]:
+        """The cells that have no file yet."""
+        return [cell for cell in cells if not self.cell(cell).exists()]
+
+
+def run_study(
+    options: StudyOptions,
+    report: Callable[[CellsDone], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Run every cell that has no file yet, and write the report."""
+    _require_usable(options)
+    write_report = report_writer()
+    cells = plan_cells(options.asked)
+    scene = options.load()
+    splits = Splits(options, scene)
+    for cell in cells:
+        splits.of(cell)  # one that cannot be drawn is refused now, not hours later
+    folder = open_study(options, scene)
+    for warning in (*scene.warnings, *_warnings(options, scene)):
+        say(f"warning: {warning}")
+    done = len(cells) - len(folder.pending(cells))
+    say(f"{options.output}: {done} of {len(cells)} cells are done")
+
+    def work(cell: Cell, note: Callable[[str], None]) -> None:
+        finished = run_cell(cell, scene, splits.of(cell), options.device, note)
+        if finished.arrays is not None:
+            write_arrays(folder.arrays(cell), finished.arrays)
+        write_json(folder.cell(cell), finished.document)
+
+    work_through(cells, folder, work, report, say)
+    write_report(options.output)
+
+
+def _require_usable(options: StudyOptions) -> None:
+    asked = options.asked
+    if asked.seeds < 1:
+        raise OptionsUnusable(f"--seeds must be at least 1, not {asked.seeds}")
+    if options.test_pixels is not None and options.test_pixels < 1:
+        raise OptionsUnusable(f"--test-pixels must be at least 1, not {options.test_pixels}")
+    for amount in asked.amounts:
+        if amount.fraction is not None and not 0 < amount.fraction < 1:
+            raise OptionsUnusable(f"--fraction must lie between 0 and 1, not at {amount.fraction}")
+        if amount.train_pixels is not None and amount.train_pixels < 2:
+            raise OptionsUnusable(f"--train-pixels must be at least 2, not {amount.train_pixels}")
+    if not (asked.variants or asked.ablations or asked.baselines):
+        raise OptionsUnusable("nothing is asked for: give some of --variants, --ablations and --baselines")
+    choose_device(options.device)
+
+
+def _warnings(options: StudyOptions, scene: LabelledScene) -> list[str]:
+    """What a reader of the tables should know: all cells share a split, which keeps the default patches apart."""
+    apart = separation_px(default_config(scene))
+    too_near = [
+        name
+        for name in options.asked.ablations
+        if separation_px(default_config(scene, dict(ABLATIONS[name].change))) > apart
+    ]
+    if options.split == "random" or not too_near:
+        return []
+    return [
+        f"train and test lie {apart} px apart, so that patches of {', '.join(too_near)} overlap: they are flattered"
+    ]
+
+
+def work_through(
+    cells: list[Cell],
+    folder: StudyFolder,
+    work: Callable[[Cell, Callable[[str], None]], None],
+    report: Callable[[CellsDone], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+    poll_s: float = POLL_S,
+) -> None:
+    """Work on every cell that has no file and that nobody else works on, until all have one."""
+
+    def show(cell: Cell | None, note: str = "") -> None:
+        done = len(cells) - len(folder.pending(cells))
+        report(CellsDone(done, len(cells), f"{cell.id if cell else ''} {note}".strip()))
+
+    has_told = False
+    while pending := folder.pending(cells):
+        has_worked = False
+        for cell in pending:
+            with claimed(folder.lock(cell), folder.cell(cell)) as is_ours:
+                if is_ours:
+                    show(cell)
+                    work(cell, partial(show, cell))
+                    show(cell)
+                    has_worked = True
+        if not has_worked:
+            if not has_told:
+                say(f"waiting for the last {len(pending)} cells, which other processes work on")
+            has_told = True
+            show(None, "others are at work")
+            time.sleep(poll_s)
+    show(None)
+
+
+@contextmanager
+def claimed(lock: Path, result: Path) -> Iterator[bool]:
+    """Whether the result is ours to make: nobody else holds its lock, and it is not there yet.
+
+    The lock is the kernel's, so that of a process that died is free. Its file is deleted while it is held.
+    """
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise unwritten(error) from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError as error:
+            raise OutputUnwritable(
+                f"{lock} cannot be locked ({error.strerror}): choose a folder on a disk of this machine with --out"
+            ) from error
+        if not _is_still(lock, handle):  # deleted between opening and locking, by the process that was done with it
+            yield False
+            return
+        try:
+            yield not result.exists()
+        finally:
+            lock.unlink(missing_ok=True)
+    finally:
+        os.close(handle)
+
+
+def _is_still(path: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def open_study(options: StudyOptions, scene: LabelledScene) -> StudyFolder:
+    """The study's folder, made now or by an earlier call; refuses one that was made for something else."""
+    folder = StudyFolder(options.output)
+    described = describe_study(options, scene)
+    try:
+        (folder.path / "cells").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputUnwritable(
+            f"the folder {folder.path} cannot be made ({error.strerror}): choose another with --out"
+        ) from error
+    while not folder.study.exists():  # two processes may begin at once: one writes, the other waits and compares
+        with claimed(folder.path / "study.lock", folder.study) as is_ours:
+            if is_ours:
+                write_json(folder.study, described)
+            else:
+                time.sleep(0.05)
+    _require_same(described, read_study(folder.path))
+    return folder
+
+
+def read_study(directory: Path) -> dict[str, Any]:
+    """What a study's folder says it was made for."""
+    path = StudyFolder(directory).study
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise OptionsUnusable(
+            f"{directory} holds no study (no study.json): run the command without --report-only first"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise OptionsUnusable(f"{path} cannot be read ({error}): delete it, and the same command goes on") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise OptionsUnusable(f"{path} was written by another version of hyperscene: choose another folder with --out")
+    return found
+
+
+def describe_study(options: StudyOptions, scene: LabelledScene) -> dict[str, Any]:
+    """What all cells of a folder have in common."""
+    rows, cols, bands = scene.cube.shape
+    counts = np.bincount(scene.labels.ravel(), minlength=len(scene.legend) + 1)
+    return {
+        "format": FORMAT,
+        "scene": {
+            "name": scene.name,
+            "labels": options.files.labels.name,
+            "rows": rows,
+            "cols": cols,
+            "bands": bands,
+            "digest": scene.digest,
+            "class_names": [entry.name for entry in scene.legend],
+            "class_colors": [entry.color for entry in scene.legend],
+            "class_pixels": counts[1:].tolist(),
+        },
+        "split": options.split,
+        "val_fraction": options.val_fraction,
+        "test_pixels": options.test_pixels,
+        "published": options.published,
+        "code_version": version("hyperscene"),
+    }
+
+
+def _require_same(described: dict[str, Any], found: dict[str, Any]) -> None:
+    """Cells may be added to a study only where they can be compared with those it has."""
+    scene, other = described["scene"], found.get("scene", {})
+    differing = [
+        ("--scene or --labels", scene["digest"] == other.get("digest")),
+        ("--classes", scene["class_names"] == other.get("class_names")),
+        ("--split", described["split"] == found.get("split")),
+        ("--val-fraction", described["val_fraction"] == found.get("val_fraction")),
+        ("--test-pixels", described["test_pixels"] == found.get("test_pixels")),
+    ]
+    names = [name for name, is_same in differing if not is_same]
+    if names:
+        raise OptionsUnusable(
+            f"the folder holds a study of {other.get('name')} with the {found.get('split')} split that was made with "
+            f"another {', '.join(names)}: repeat its options to go on with it, or choose another folder with --out"
+        )
+
+
+class Splits:
+    """The split of an amount and a seed, the same for every network and baseline, so that they can be paired."""
+
+    def __init__(self, options: StudyOptions, scene: LabelledScene) -> None:
+        self._options = options
+        self._scene = scene
+        self._drawn: dict[tuple[Amount, int], Split] = {}
+
+    def of(self, cell: Cell) -> Split:
+        """The split with the test pixels that are judged: all, or as many as were asked for."""
+        key = (cell.amount, cell.seed)
+        if key not in self._drawn:
+            self._drawn[key] = self._draw(cell.amount, cell.seed)
+        return self._drawn[key]
+
+    def _draw(self, amount: Amount, seed: int) -> Split:
+        options, labels = self._options, self._scene.labels
+        apart = separation_px(default_config(self._scene))
+        if amount.train_pixels is None:
+            assert amount.fraction is not None
+            split = split_labels(labels, options.split, amount.fraction, options.val_fraction, seed, apart)
+        else:
+            split = split_labels(
+                labels, options.split, 0.0, options.val_fraction, seed, apart, train_pixels=amount.train_pixels
+            )
+        limit = options.test_pixels
+        if limit is None or limit >= len(split.test):
+            return split
+        chosen = np.random.default_rng(seed).choice(len(split.test), limit, replace=False)
+        return replace(split, test=split.test[np.sort(chosen)])
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write a file whole, or not at all."""
+    write_text(path, json.dumps(document) + "\n")
+
+
+def write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    """The same for arrays."""
+    _write_whole(path, lambda file: np.savez_compressed(file, **arrays))
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same for text."""
+    _write_whole(path, lambda file: file.write(text.encode()))
+
+
+def _write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with unfinished.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        raise unwritten(error) from error
+    finally:
+        with suppress(OSError):
+            unfinished.unlink()
+
+
+def report_writer() -> Callable[[Path], None]:
+    """What writes report.html and report.md from a study's files."""
+    try:
+        from training.report import write_report
+    except ModuleNotFoundError as error:
+        raise OptionsUnusable(f"the report needs the package {error.name}: pip install 'hyperscene[train]'") from error
+    return write_report

@@ -1,0 +1,318 @@
+"""A teacher for the whole scene: spectra classified one by one, then carried along the scene's own edges.
+
+A network that sees a few labelled patches learns their surroundings by heart, and fails where those end. So it is not
+taught by the labels alone: a teacher answers for every pixel of the scene, and the network learns its answers. The
+teacher knows spectra (two linear classifiers) and where the scene changes (a random walk between neighbours that look
+alike, which starts at the labels). How far it trusts its neighbours is chosen by cross-validation inside the training
+labels, with pixels held out that lie as far from the others as the pixels asked for lie from the labels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.cluster.vq import kmeans2
+from scipy.spatial import cKDTree
+from scipy.stats import wasserstein_distance
+from sklearn.covariance import ledoit_wolf
+from sklearn.linear_model import LogisticRegression
+
+from training.datasets import LabelledScene
+from training.splits import Pixels, Split
+
+COMPONENTS = 30  # of the noise-adjusted transform: what the discriminant looks at
+EDGE_COMPONENTS = 10  # of the same: what tells neighbours apart
+STATISTICS_PIXELS = 200_000  # from which the transform is found
+WEAKEST_EDGE = 1e-6  # keeps the graph in one piece
+# How hard a pixel is pulled to its own spectrum's answer, where neighbours that look alike pull with about 8 * 0.4.
+PULLS = (math.inf, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
+FOLDS = 5
+REPEATS = 3  # of the cross-validation, with other folds
+ASKED_PIXELS = 2000  # whose distances from the labels are looked at
+TOLERANCE = 1e-4  # of probabilities
+MOST_ITERATIONS = 1000
+
+Probabilities = NDArray[np.float32]  # (pixels, classes)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What cross-validation found: the pull, its share of held-out pixels that were right, and that of spectra alone."""
+
+    pull: float
+    accuracy: float
+    spectral_accuracy: float
+    held_out_px: float  # median distance of a held-out pixel from the nearest label it was judged by
+    asked_px: float  # median distance of the pixels asked for from the nearest label
+
+    def record(self) -> dict[str, float | str]:
+        """The choice as it stands in a manifest and in a study's cells."""
+        return {
+            "pull": "spectra alone" if math.isinf(self.pull) else self.pull,
+            "held_out_accuracy": round(self.accuracy, 4),
+            "held_out_accuracy_of_spectra_alone": round(self.spectral_accuracy, 4),
+            "held_out_distance_px": round(self.held_out_px, 1),
+            "asked_distance_px": round(self.asked_px, 1),
+        }
+
+    def __str__(self) -> str:
+        how = (
+            "spectra alone, since neighbours did not help"
+            if math.isinf(self.pull)
+            else f"spectra and neighbours, with a pull of {self.pull:g} to a pixel's own spectrum"
+        )
+        return (
+            f"taught by {how} (held-out training pixels {100 * self.accuracy:.1f} % right, by spectra alone "
+            f"{100 * self.spectral_accuracy:.1f} %; they lay {self.held_out_px:.0f} px from the labels used, those asked "
+            f"for lie {self.asked_px:.0f} px)"
+        )
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """The teacher's answers for all pixels of a scene (rows * cols, classes); rows of zeros where it holds no data."""
+
+    probabilities: Probabilities
+    choice: Choice
+
+
+def teach(scene: LabelledScene, split: Split, seed: int) -> Lesson:
+    """Answers for the whole scene from the labels of its training pixels."""
+    rows, cols = scene.valid.shape
+    places = np.ravel_multi_index((split.train[:, 0], split.train[:, 1]), (rows, cols))
+    classes = scene.labels.ravel()[places].astype(np.int64) - 1
+    spectra = Spectra.of(scene)
+    graph = Graph.of(spectra.components[:, :EDGE_COMPONENTS], scene.valid)
+    choice = _choose(spectra, graph, places, classes, split, len(scene.legend), seed)
+    probabilities = graph.walk(spectra.classify(places, classes, len(scene.legend)), places, classes, (choice.pull,))[0]
+    probabilities[~scene.valid.ravel()] = 0
+    return Lesson(probabilities, choice)
+
+
+def _choose(
+    spectra: Spectra,
+    graph: Graph,
+    places: NDArray[np.int64],
+    classes: NDArray[np.int64],
+    split: Split,
+    class_count: int,
+    seed: int,
+) -> Choice:
+    """The pull by which most of the held-out training pixels are found; the strongest of equals."""
+    right = np.zeros(len(PULLS))
+    judged = 0
+    held_out_px, asked_px = [], 0.0
+    generator = np.random.default_rng(seed)
+    for _ in range(REPEATS):
+        folds = matched_folds(split.train, split.test, generator)
+        asked_px = folds.asked_px
+        held_out_px.append(folds.held_out_px)
+        for fold in range(FOLDS):
+            held = folds.fold_of == fold
+            # A class that only the held-out pixels have could not be found by anybody.
+            held_known = held & np.isin(classes, classes[~held])
+            if not held_known.any() or len(np.unique(classes[~held])) < 2:
+                continue
+            spectral = spectra.classify(places[~held], classes[~held], class_count)
+            for number, walked in enumerate(graph.walk(spectral, places[~held], classes[~held], PULLS)):
+                right[number] += (walked[places[held_known]].argmax(axis=1) == classes[held_known]).sum()
+            judged += int(held_known.sum())
+    best = int(right.argmax())  # PULLS begins with the strongest
+    accuracy = right / max(1, judged)
+    return Choice(PULLS[best], float(accuracy[best]), float(accuracy[0]), float(np.median(held_out_px)), asked_px)
+
+
+@dataclass(frozen=True)
+class Folds:
+    """Which fold each training pixel is held out with."""
+
+    fold_of: NDArray[np.int64]
+    held_out_px: float
+    asked_px: float
+
+
+def matched_folds(train: Pixels, asked: Pixels, generator: np.random.Generator) -> Folds:
+    """Folds whose held-out pixels lie about as far from the rest as the pixels asked for lie from all.
+
+    Training pixels are gathered into ever larger clumps, and whole clumps are held out; the size of clumps is taken
+    whose distances resemble those asked for most.
+    """
+    sample = asked[generator.permutation(len(asked))[:ASKED_PIXELS]]
+    wanted = cKDTree(train).query(sample)[0]
+    best, best_folds = math.inf, None
+    clumps = len(train)
+    while True:
+        fold_of = _deal(_clump(train, clumps, generator), generator)
+        distances = _distances(train, fold_of)
+        difference = wasserstein_distance(distances, wanted)
+        if difference < best:
+            best, best_folds = difference, Folds(fold_of, float(np.median(distances)), float(np.median(wanted)))
+        if clumps <= FOLDS:
+            break
+        clumps = max(FOLDS, clumps // 2)
+    assert best_folds is not None
+    return best_folds
+
+
+def _clump(train: Pixels, clumps: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    if clumps >= len(train):
+        return np.arange(len(train))
+    return kmeans2(train.astype(np.float64), clumps, minit="points", seed=generator)[1].astype(np.int64)
+
+
+def _deal(clump_of: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
+    """Give clumps to folds, large ones first, each to the fold that has fewest pixels."""
+    sizes = np.bincount(clump_of)
+    fold_of_clump, held = np.zeros(len(sizes), np.int64), np.zeros(FOLDS)
+    for clump in np.argsort(-(sizes + generator.random(len(sizes)) / 2)):
+        fold = int(np.argmin(held + generator.random(FOLDS) / 2))
+        fold_of_clump[clump] = fold
+        held[fold] += sizes[clump]
+    return fold_of_clump[clump_of]
+
+
+def _distances(train: Pixels, fold_of: NDArray[np.int64]) -> NDArray[np.float64]:
+    distances = np.zeros(len(train))
+    for fold in np.unique(fold_of):
+        held = fold_of == fold
+        if not held.all():
+            distances[held] = cKDTree(train[~held]).query(train[held])[0]
+    return distances
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """A scene's spectra as two linear classifiers like them: standardised, and adjusted for the scene's noise."""
+
+    standardised: NDArray[np.float32]  # (pixels, bands)
+    components: NDArray[np.float32]  # (pixels, COMPONENTS), noise of variance 1 in each, most signal first
+
+    @classmethod
+    def of(cls, scene: LabelledScene) -> Spectra:
+        """The noise is what differs between neighbours; its covariance is made white, and the rest sorted by size."""
+        standardised = scene.standardised()
+        rows, cols, bands = standardised.shape
+        step = max(1, math.isqrt(rows * cols // STATISTICS_PIXELS))
+        pairs = scene.valid[1::step, ::step] & scene.valid[:-1:step, ::step]
+        noise = (standardised[1::step, ::step] - standardised[:-1:step, ::step])[pairs] / math.sqrt(2)
+        whitener = _whitener(noise)
+        known = standardised[::step, ::step][scene.valid[::step, ::step]] @ whitener
+        sizes, directions = np.linalg.eigh(np.cov(known, rowvar=False).reshape(bands, bands))
+        chosen = directions[:, np.argsort(-sizes)[:COMPONENTS]]
+        flat = standardised.reshape(-1, bands)
+        return cls(flat, (flat @ (whitener @ chosen)).astype(np.float32))
+
+    def classify(self, places: NDArray[np.int64], classes: NDArray[np.int64], class_count: int) -> Probabilities:
+        """Probabilities of all pixels: the mean of a logistic regression's and a linear discriminant's."""
+        found = np.zeros((len(self.standardised), class_count), np.float32)
+        present = np.unique(classes)
+        regression = LogisticRegression(C=10.0, max_iter=2000).fit(self.standardised[places], classes)
+        found[:, present] = regression.predict_proba(self.standardised) / 2
+        found[:, present] += self._discriminate(places, np.searchsorted(present, classes)) / 2
+        return found
+
+    def _discriminate(self, places: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Linear discriminant with one covariance for all classes, shrunk as Ledoit and Wolf do."""
+        learnt = self.components[places].astype(np.float64)
+        counts = np.bincount(classes)
+        means = np.stack([learnt[classes == value].mean(axis=0) for value in range(len(counts))])
+        covariance, _ = ledoit_wolf(learnt - means[classes], assume_centered=True)
+        # One more pixel with the noise's own covariance: a class of one pixel each would leave nothing to divide by.
+        covariance = (covariance * len(classes) + np.eye(len(covariance))) / (len(classes) + 1)
+        weights = np.linalg.solve(covariance, means.T)  # (components, classes)
+        offsets = np.log(counts / counts.sum()) - (means.T * weights).sum(axis=0) / 2
+        scores = self.components @ weights.astype(np.float32) + offsets.astype(np.float32)
+        likelihoods = np.exp(scores - scores.max(axis=1, keepdims=True))
+        probabilities: NDArray[np.float32] = likelihoods / likelihoods.sum(axis=1, keepdims=True)
+        return probabilities
+
+
+def _whitener(noise: NDArray[np.float32]) -> NDArray[np.float32]:
+    bands = noise.shape[1]
+    if len(noise) < 2:
+        return np.eye(bands, dtype=np.float32)
+    covariance = np.cov(noise, rowvar=False).reshape(bands, bands)
+    sizes, directions = np.linalg.eigh(covariance + 1e-6 * np.eye(bands))
+    return (directions / np.sqrt(np.maximum(sizes, 1e-6))).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The scene's pixels, each tied to its eight neighbours the more the likelier they look."""
+
+    ties: sparse.csr_array  # (pixels, pixels), symmetric
+
+    @classmethod
+    def of(cls, components: NDArray[np.float32], valid: NDArray[np.bool_]) -> Graph:
+        """Ties fall off with the squared difference, measured against the scene's median."""
+        rows, cols = valid.shape
+        place = np.arange(rows * cols).reshape(rows, cols)
+        pairs = [
+            (place[:, :-1], place[:, 1:]),
+            (place[:-1], place[1:]),
+            (place[:-1, :-1], place[1:, 1:]),
+            (place[:-1, 1:], place[1:, :-1]),
+        ]
+        first = np.concatenate([one.ravel() for one, _ in pairs])
+        second = np.concatenate([other.ravel() for _, other in pairs])
+        both = valid.ravel()[first] & valid.ravel()[second]
+        first, second = first[both], second[both]
+        difference = np.square(components[first] - components[second]).sum(axis=1)
+        typical = float(np.median(difference)) if len(difference) else 1.0
+        strength = np.exp(-difference / max(typical, 1e-12)) + WEAKEST_EDGE
+        upper = sparse.coo_array((strength, (first, second)), shape=(rows * cols, rows * cols))
+        return cls((upper + upper.T).tocsr().astype(np.float32))
+
+    def walk(
+        self,
+        spectral: Probabilities,
+        places: NDArray[np.int64],
+        classes: NDArray[np.int64],
+        pulls: tuple[float, ...],
+    ) -> list[Probabilities]:
+        """For each pull: probabilities that agree with the labels, with neighbours that look alike, and with spectra.
+
+        Every pixel's answer is the mean of its neighbours', weighted by ties, and of its own spectrum's, weighted by
+        the pull. Pulls from strong to weak: each starts from the answer before.
+        """
+        free = np.ones(len(spectral), bool)
+        free[places] = False
+        known = np.zeros_like(spectral)
+        known[places, classes] = 1
+        from_known = (self.ties @ known)[free]
+        inner = self.ties[free][:, free]
+        degree = np.asarray(self.ties.sum(axis=1)).ravel()[free, None]
+        found, answer = [], spectral[free]
+        for pull in pulls:
+            if not math.isinf(pull):
+                answer = _solve(inner, degree + pull, from_known + pull * spectral[free], answer)
+            whole = known.copy()
+            whole[free] = answer
+            found.append(whole)
+        return found
+
+
+def _solve(
+    ties: sparse.csr_array, diagonal: NDArray[np.float32], right: Probabilities, start: Probabilities
+) -> Probabilities:
+    """x with (diagonal - ties) x = right, by conjugate gradients with the diagonal taken out, a column a class."""
+    answer = start.copy()
+    rest = right - (diagonal * answer - ties @ answer)
+    step = rest / diagonal
+    direction = step.copy()
+    weight = (rest * step).sum(axis=0)
+    for _ in range(MOST_ITERATIONS):
+        if np.abs(step).max() < TOLERANCE:
+            break
+        pushed = diagonal * direction - ties @ direction
+        length = weight / np.maximum((direction * pushed).sum(axis=0), 1e-30)
+        answer += length * direction
+        rest -= length * pushed
+        step = rest / diagonal
+        previous, weight = weight, (rest * step).sum(axis=0)
+        direction = step + (weight / np.maximum(previous, 1e-30)) * direction
+    return answer
