@@ -127,13 +127,15 @@ class Transformer(nn.Module):
     def forward(self, patches: Tensor, kept: Tensor | None = None) -> Tensor:
         """Logits; `kept` (k,) names the tokens to look at, the centre's first, where training sees part of a patch."""
         spectra = patches.flatten(1, 2)  # (n, tokens, bands)
-        if kept is not None:
-            spectra = spectra[:, kept]
+        return self.shaped(self.answer(spectra if kept is None else spectra[:, kept], kept))
+
+    def answer(self, spectra: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Logits for spectra (n, tokens, bands) of patches: one row a patch, or one a token for the head `token`."""
         context = None if self.context_stream is None else self.context_stream.spectral(spectra)
         logits = self.classify(self.features(self.stream.spectral(spectra), context, kept), kept)
         if self.spectral_path is not None:
             logits = logits + self.spectral_path(answering(spectra, self.config, kept))
-        return self.shaped(logits)
+        return logits
 
     def features(self, embedded: Tensor, embedded_context: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
         """Normalised tokens (n, tokens, width) after the last block."""
@@ -169,9 +171,10 @@ class SceneClassifier(nn.Module):
     band_mean: Tensor
     band_std: Tensor
 
-    def __init__(self, network: Transformer, band_mean: Tensor, band_std: Tensor) -> None:
+    def __init__(self, network: Transformer, band_mean: Tensor, band_std: Tensor, temperature: float = 1.0) -> None:
         super().__init__()
         self.network = network
+        self.temperature = temperature
         self.register_buffer("band_mean", band_mean)
         self.register_buffer("band_std", band_std)
 
@@ -187,7 +190,7 @@ class SceneClassifier(nn.Module):
         logits = network.classify(network.features(embedded, context))
         if network.spectral_path is not None:
             logits = logits + take(network.spectral_path(pixels), answering(patch, config))
-        return torch.softmax(network.shaped(logits), dim=-1)
+        return torch.softmax(network.shaped(logits) / self.temperature, dim=-1)
 
 
 def answering(tokens: Tensor, config: ModelConfig, kept: Tensor | None = None) -> Tensor:

@@ -65,6 +65,7 @@ class Manifest(BaseModel):
     attention: str
     head: Literal["pooled", "centre", "token"]
     architecture: dict[str, Any]
+    temperature: float = Field(1.0, gt=0)  # by which the graph divides its logits, so that confidence can be trusted
     nodata_fill: list[FiniteFloat]  # per band, in the scene's units: what invalid pixels hold inside a patch
     training: dict[str, Any]
     check: Check

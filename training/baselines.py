@@ -1,33 +1,46 @@
-"""What people use today, on the same pixels: classifiers that look at one spectrum at a time."""
+"""What people use today, on the same pixels: classifiers that look at one spectrum at a time, and a small 3-D CNN."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import SVC
 
+from training.cnn import fit_cnn, predict_cnn
 from training.datasets import LabelledScene
 from training.evaluate import Scores, score
 from training.splits import Pixels
 
+CNN = "3-D CNN"
+PER_PIXEL = ("random forest", "SVM", "logistic regression")
+
 
 def score_baselines(scene: LabelledScene, train: Pixels, test: Pixels, seed: int) -> dict[str, Scores]:
     """Scores on the test pixels of classifiers fitted to the training pixels' standardised spectra."""
-    spectra = scene.standardised()
-    learnt, judged = tuple(train.T), tuple(test.T)
     class_names = tuple(entry.name for entry in scene.legend)
-    scores = {}
-    for name, classifier in _classifiers(seed).items():
-        classifier.fit(spectra[learnt], scene.labels[learnt])
-        scores[name] = score(scene.labels[judged], classifier.predict(spectra[judged]), class_names)
-    return scores
-
-
-def _classifiers(seed: int) -> dict[str, Any]:
+    truth = scene.labels[tuple(test.T)]
     return {
-        "random forest": RandomForestClassifier(500, random_state=seed),
-        "SVM": SVC(C=100.0),
-        "logistic regression": LogisticRegression(max_iter=5000),
+        name: score(truth, classify_with_baseline(name, scene, train, test, seed), class_names) for name in PER_PIXEL
     }
+
+
+def classify_with_baseline(
+    name: str, scene: LabelledScene, train: Pixels, test: Pixels, seed: int, device: str = "auto"
+) -> NDArray[np.integer]:
+    """Classes 1..K of the test pixels by one of PER_PIXEL, or by CNN."""
+    if name == CNN:
+        return predict_cnn(fit_cnn(scene, train, seed, device), scene, test)
+    spectra = scene.standardised()
+    classifier = _classifier(name, seed).fit(spectra[tuple(train.T)], scene.labels[tuple(train.T)])
+    found: NDArray[np.integer] = classifier.predict(spectra[tuple(test.T)])
+    return found
+
+
+def _classifier(name: str, seed: int) -> Any:
+    if name == "random forest":
+        return RandomForestClassifier(500, random_state=seed)
+    return SVC(C=100.0) if name == "SVM" else LogisticRegression(max_iter=5000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
@@ -12,14 +14,18 @@ LOWEST, HIGHEST = 0.1, 10.0
 
 
 def fit_temperature(logits: NDArray[np.float32], truth: NDArray[np.integer]) -> float:
-    """What logits (n, classes) have to be divided by for pixels of classes 1..K to be likeliest; 1 for too few."""
+    """What logits (n, classes) have to be divided by for the classes 0..K-1 to be likeliest; 1 for too few pixels."""
     if len(truth) < FEWEST_PIXELS:
         return 1.0
-    rows, columns = np.arange(len(truth)), truth.astype(int) - 1
+    found = minimize_scalar(
+        lambda exponent: unlikeliness(logits, truth, math.exp(exponent)),
+        bounds=(math.log(LOWEST), math.log(HIGHEST)),
+        method="bounded",
+    )
+    return math.exp(found.x)
 
-    def unlikeliness(log_temperature: float) -> float:
-        likeliness = log_softmax(logits.astype(np.float64) / np.exp(log_temperature), axis=1)
-        return -float(likeliness[rows, columns].mean())
 
-    found = minimize_scalar(unlikeliness, bounds=(np.log(LOWEST), np.log(HIGHEST)), method="bounded")
-    return float(np.exp(found.x))
+def unlikeliness(logits: NDArray[np.float32], truth: NDArray[np.integer], temperature: float) -> float:
+    """Mean negative log-likelihood of the classes 0..K-1."""
+    likeliness = log_softmax(logits.astype(np.float64) / temperature, axis=1)
+    return -float(likeliness[np.arange(len(truth)), truth].mean())

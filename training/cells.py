@@ -11,12 +11,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from model.architecture import ModelConfig, Transformer
+from model.architecture import ModelConfig
+from training.baselines import classify_with_baseline
 from training.datasets import LabelledScene
 from training.evaluate import score
-from training.fit import RECIPES, PatchSource, choose_device, fit
-from training.inspection import Mapper, SceneMap, bundle_of, centre_logits, draw_arrays, softmax
-from training.plan import BASELINES, DEFAULT_VARIANT, Cell
+from training.fit import RECIPES, Fitted, PatchSource, centre_logits, choose_device, fit
+from training.inspection import Mapper, SceneMap, bundle_of, draw_arrays, softmax
+from training.plan import DEFAULT_VARIANT, Cell
 from training.splits import Pixels, Split
 from training.statistics import Bins, calibration_error, reliability_bins
 
@@ -53,7 +54,7 @@ def run_cell(
         **describe_cell(cell, split),
         **judge(scene, split.test, logits.argmax(axis=1) + 1),
         "calibration": _calibration(fitted, reliability),
-        "chosen": fitted.chosen,
+        "chosen": None if fitted.choice is None else fitted.choice.record(),
         "weights": sum(weight.numel() for weight in fitted.network.parameters()),
         "seconds": {"fit": fitting.seconds, "predict": predicting.seconds},
     }
@@ -73,12 +74,12 @@ def run_cell(
 
 def _run_baseline(cell: Cell, scene: LabelledScene, split: Split, device: str) -> dict[str, Any]:
     with Stopwatch() as fitting:
-        found = classify_with_baseline(cell.name, scene, split, cell.seed, device)
+        found = classify_with_baseline(cell.label, scene, split.train, split.test, cell.seed, device)
     return {**describe_cell(cell, split), **judge(scene, split.test, found), "seconds": {"fit": fitting.seconds}}
 
 
 def _mapper(fitted: Fitted, cell: Cell, scene: LabelledScene, device: str) -> Mapper:
-    return Mapper(bundle_of(fitted.network.cpu(), scene, cell.id), scene, device)
+    return Mapper(bundle_of(fitted, scene, cell.id), scene, device)
 
 
 def _map_in_many_ways(fitted: Fitted, cell: Cell, scene: LabelledScene, device: str) -> list[SceneMap]:
@@ -104,25 +105,14 @@ def _judge_map(found: SceneMap, scene: LabelledScene, split: Split) -> dict[str,
 
 def _reliability(fitted: Fitted, logits: NDArray[np.float32], truth: NDArray[np.integer]) -> dict[str, Bins]:
     """How often answers of a confidence are right, before and after the temperature."""
-    after = softmax(logits, fitted.temperature or 1.0)
+    after = softmax(logits, fitted.temperature)
     return {"before": reliability_bins(softmax(logits), truth), "after": reliability_bins(after, truth)}
 
 
-def _calibration(fitted: Fitted, reliability: dict[str, Bins]) -> dict[str, float] | None:
-    """How far confidence is off on average, where the recipe found a temperature."""
-    if fitted.temperature is None:
-        return None
+def _calibration(fitted: Fitted, reliability: dict[str, Bins]) -> dict[str, float]:
+    """How far confidence is off on average."""
     errors = {f"ece_{when}": round(calibration_error(bins), 6) for when, bins in reliability.items()}
     return {**errors, "temperature": round(fitted.temperature, 6)}
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A network, the temperature that its logits are divided by, and what its recipe picked by itself."""
-
-    network: Transformer
-    temperature: float | None
-    chosen: dict[str, Any] | None
 
 
 def fit_cell(
@@ -135,33 +125,16 @@ def fit_cell(
 ) -> Fitted:
     """The one place where a study fits networks."""
     assert cell.recipe is not None
-    network = fit(
+    recipe = RECIPES[cell.recipe]
+    return fit(
         scene,
         split,
-        config,
-        RECIPES[cell.recipe],
+        replace(config, head=recipe.head, spectral_path=recipe.spectral_path),
+        recipe,
         cell.seed,
         device,
         report=lambda epoch: note(f"epoch {epoch.epoch}/{epoch.epochs}"),
     )
-    return Fitted(network, None, None)
-
-
-def classify_with_baseline(
-    name: str, scene: LabelledScene, split: Split, seed: int, device: str
-) -> NDArray[np.integer]:
-    """The one place where a study fits baselines: classes 1..K of the test pixels."""
-    if name == "cnn_3d":
-        from training.cnn import fit_cnn, predict_cnn
-
-        return predict_cnn(fit_cnn(scene, split.train, seed, device), scene, split.test)
-    from training.baselines import _classifiers
-
-    spectra = scene.standardised()
-    learnt, judged = tuple(split.train.T), tuple(split.test.T)
-    fitted = _classifiers(seed)[BASELINES[name]].fit(spectra[learnt], scene.labels[learnt])
-    found: NDArray[np.integer] = fitted.predict(spectra[judged])
-    return found
 
 
 def add_noise(scene: LabelledScene, snr_db: float, seed: int) -> LabelledScene:

@@ -182,7 +182,13 @@ def _training_pixels(scene: LabelledScene, manifest: Manifest) -> NDArray[np.int
         return np.empty((0, 2), np.int64)
     split = record["split"]
     drawn = split_labels(
-        scene.labels, split["name"], split["fraction"], split["val_fraction"], record["seed"], split["separation_px"]
+        scene.labels,
+        split["name"],
+        split["fraction"],
+        split["val_fraction"],
+        record["seed"],
+        split["separation_px"],
+        split.get("train_pixels"),
     )
     return drawn.train
 

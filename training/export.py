@@ -15,7 +15,7 @@ import onnx
 import torch
 from torch.export import Dim
 
-from model.architecture import SceneClassifier, Transformer
+from model.architecture import SceneClassifier
 from model.bundle import (
     MANIFEST_KEY,
     NO_DIGEST,
@@ -30,6 +30,7 @@ from model.bundle import (
 )
 from service.errors import BundleUnfaithful, OutputUnwritable
 from training.datasets import LabelledScene
+from training.fit import Fitted
 
 PROBABILITY_TOLERANCE = 1e-5
 # Where the two highest probabilities are nearer than this, either class may come first.
@@ -39,10 +40,11 @@ TIE = 1e-4
 PARITY_CASES = ((16, 16, 1), (1, 1, 1), (1, 9, 4), (7, 5, 3), (16, 16, 9), (33, 21, 40))
 
 
-def export_graph(network: Transformer, scene: LabelledScene) -> onnx.ModelProto:
+def export_graph(fitted: Fitted, scene: LabelledScene) -> onnx.ModelProto:
     """The graph of SceneClassifier, compared with torch; raises where they differ."""
-    classifier = SceneClassifier(network, torch.from_numpy(scene.band_mean), torch.from_numpy(scene.band_std)).eval()
-    graph = _trace(classifier, network.config.bands)
+    mean, std = torch.from_numpy(scene.band_mean), torch.from_numpy(scene.band_std)
+    classifier = SceneClassifier(fitted.network.cpu(), mean, std, fitted.temperature).eval()
+    graph = _trace(classifier, fitted.network.config.bands)
     _strip_origins(graph)
     compare_with_torch(classifier, graph.SerializeToString())
     return graph
@@ -103,14 +105,14 @@ def compare_with_torch(classifier: SceneClassifier, content: bytes) -> None:
 
 def write_bundle(
     graph: onnx.ModelProto,
-    network: Transformer,
+    fitted: Fitted,
     scene: LabelledScene,
     name: str,
     training: dict[str, Any],
     output: Path,
 ) -> Bundle:
     """Add the manifest, seal the file, put it in place whole, and load it as serving will."""
-    manifest = _describe(graph.SerializeToString(), network, scene, name, training)
+    manifest = _describe(graph.SerializeToString(), fitted, scene, name, training)
     # One text for one manifest: the same training gives the same bytes.
     onnx.helper.set_model_props(graph, {MANIFEST_KEY: manifest.model_dump_json()})
     unfinished = output.with_name(output.name + ".part")
@@ -125,10 +127,8 @@ def write_bundle(
     return load_bundle(output)
 
 
-def _describe(
-    content: bytes, network: Transformer, scene: LabelledScene, name: str, training: dict[str, Any]
-) -> Manifest:
-    config = network.config
+def _describe(content: bytes, fitted: Fitted, scene: LabelledScene, name: str, training: dict[str, Any]) -> Manifest:
+    config = fitted.network.config
     mean, std = scene.band_mean.tolist(), scene.band_std.tolist()
     half = config.patch_px // 2
     # Corner, edge and middle of a cube somewhat larger than a patch.
@@ -149,6 +149,7 @@ def _describe(
         attention=config.attention,
         head=config.head,
         architecture=asdict(config),
+        temperature=fitted.temperature,
         nodata_fill=mean,
         training=training,
         digest=NO_DIGEST,

@@ -55,7 +55,7 @@ TALLEST_PANEL_IN = 5.0
 MAP_PX = 700  # a scene's longer side is thinned to this
 MOST_NUMBERED = 26  # classes whose shares still fit into the squares of a confusion matrix
 
-STYLE = {
+STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture on every machine
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -99,7 +99,7 @@ def draw_svg(figure: Figure) -> str:
 
 
 def embed_svg(svg: str, prefix: str, label: str) -> str:
-    """An SVG file's text to stand in a page: colours by the names of THEME (`--fig-ink`), ids that begin with `prefix`."""
+    """An SVG file's text to stand in a page: colours by their names in THEME (`--fig-ink`), ids with a prefix."""
     wide = float(re.search(r'width="([0-9.]+)pt"', svg)[1]) * 96 / 72  # type: ignore[index]  # CSS pixels
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
@@ -124,7 +124,7 @@ def spread(
         for place, values in enumerate(rows):
             if len(values):
                 at = place + _shift(series, name, place)
-                seeds = {"marker": marker, "ms": 3.5, "mfc": "none", "mec": color, "mew": 0.8}
+                seeds: dict[str, Any] = {"marker": marker, "ms": 3.5, "mfc": "none", "mec": color, "mew": 0.8}
                 axes.plot(values, np.full(len(values), at), linestyle="none", **seeds)
                 axes.plot([np.mean(values)], [at], marker=marker, ms=7, color=color, zorder=3)
         axes.plot([], [], linestyle="none", marker=marker, ms=7, color=color, label=name)
@@ -137,13 +137,13 @@ def spread(
 
 
 def _shift(series: Mapping[str, Sequence[Sequence[float]]], name: str, place: int) -> float:
-    """How far below the middle of its row a series is drawn, so that those with values there do not cover each other."""
+    """How far below the middle of its row a series is drawn, so that those with values there stay apart."""
     present = [other for other, rows in series.items() if len(rows[place])]
     return 0.36 * ((present.index(name) + 0.5) / len(present) - 0.5)
 
 
 def _rows(axes: Axes, labels: Sequence[str]) -> None:
-    axes.set_yticks(range(len(labels)), [_name(label, 44) for label in labels])
+    axes.set_yticks(range(len(labels)), [_name(label, 52) for label in labels])
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
@@ -206,7 +206,7 @@ def difference_matrix(labels: Sequence[str], difference: Array, is_beyond_noise:
     for row in range(count):
         for col in range(row + 1, count):
             beyond = bool(is_beyond_noise[row, col])
-            square = {"xy": (col - 0.5, row - 0.5), "width": 1, "height": 1}
+            square: dict[str, Any] = {"xy": (col - 0.5, row - 0.5), "width": 1, "height": 1}
             if beyond:
                 axes.add_patch(Rectangle(**square, facecolor=BLUE, alpha=0.28, linewidth=0))
             axes.add_patch(Rectangle(**square, fill=False, edgecolor=LINE, linewidth=0.7))
@@ -251,10 +251,11 @@ def accuracy_by_labels(lines: Sequence[Line]) -> Figure:
         color, marker = SERIES[place % len(SERIES)], MARKERS[place % len(MARKERS)]
         # Side by side, so that the bars of methods of like accuracy do not hide each other.
         at = [point.at * 1.012 ** (place - len(lines) / 2) for point in line.points]
+        means, bars = [point.mean for point in line.points], [point.sd or 0.0 for point in line.points]
+        style, face = ("--", GROUND) if line.is_baseline else ("-", color)
         axes.errorbar(
-            at, [point.mean for point in line.points], [point.sd or 0.0 for point in line.points], marker=marker, ms=6.5,
-            color=color, mfc=GROUND if line.is_baseline else color, linewidth=1.6, elinewidth=1, capsize=2.5,
-            linestyle="--" if line.is_baseline else "-", label=_name(line.label, 44),
+            at, means, bars, color=color, marker=marker, ms=6.5, mfc=face, linestyle=style, linewidth=1.6, elinewidth=1,
+            capsize=2.5, label=_name(line.label, 44),
         )  # fmt: skip
     axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
@@ -279,7 +280,8 @@ def accuracy_by_speed(blends: Mapping[str, Sequence[tuple[int, float, float]]]) 
     ticks = _round_ticks(min(every), max(every))
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)
-    axes.margins(0.08, 0.16)
+    axes.margins(y=0.16)
+    axes.set(xlim=(ticks[0] / 1.15, ticks[-1] * 1.15))
     axes.set(xlabel="seconds for the whole scene", ylabel="overall accuracy, %")
     axes.grid()
     figure.legend(loc="outside upper left", ncols=len(blends))
@@ -394,9 +396,9 @@ def class_maps(maps: MapArrays, names: Sequence[str], colors: Sequence[str]) -> 
     step = -(-max(maps.truth.shape) // MAP_PX)
     thin = (slice(None, None, step),) * 2
     truth, classes = maps.truth[thin], maps.classes[thin]
-    figure, panels, panel_in = _map_panels(*truth.shape, len(names))
+    figure, panels, panel_in = _map_panels(truth.shape[0], truth.shape[1], len(names))
     palette = ListedColormap(["#00000000", *colors])
-    shown = {"interpolation": "none", "cmap": palette, "vmin": -0.5, "vmax": len(colors) + 0.5}
+    shown: dict[str, Any] = {"interpolation": "none", "cmap": palette, "vmin": -0.5, "vmax": len(colors) + 0.5}
     panels[0].imshow(truth, **shown)
     _number_regions(panels[0], truth)
     _draw_split(panels[1], maps.split, step)
@@ -408,10 +410,10 @@ def class_maps(maps: MapArrays, names: Sequence[str], colors: Sequence[str]) -> 
     drawn = panels[5].imshow(known, interpolation="none", cmap="cividis", vmin=0, vmax=1)
     inset = panels[5].inset_axes((0, -0.16 / panel_in, 1, 0.09 / panel_in))
     bar = figure.colorbar(drawn, cax=inset, orientation="horizontal", ticks=[0, 0.5, 1])
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     inset.tick_params(labelsize=7.5, length=2, pad=1)
-    for tick, side in zip(inset.get_xticklabels(), ("left", "center", "right"), strict=True):
-        tick.set_ha(side)
+    inset.get_xticklabels()[0].set_horizontalalignment("left")
+    inset.get_xticklabels()[-1].set_horizontalalignment("right")
     for panel, title in zip(panels, ("truth", "split", "class map", "scene", "errors", "confidence"), strict=True):
         panel.set_title(title)
         panel.set(xticks=[], yticks=[])
@@ -425,7 +427,7 @@ def class_maps(maps: MapArrays, names: Sequence[str], colors: Sequence[str]) -> 
 
 
 def _map_panels(rows: int, cols: int, classes: int) -> tuple[Figure, list[Axes], float]:
-    """Six panels of the scene's shape, and their height; three in a row, or two of a flat scene, which needs the width."""
+    """Six panels of the scene's shape and their height: three in a row, or two of a flat scene, which needs width."""
     across = 3 if rows >= 0.45 * cols else 2
     down = 6 // across
     panel_in = min((WIDTH_IN / across - 0.1) * rows / cols, TALLEST_PANEL_IN)
@@ -438,7 +440,7 @@ def _number_regions(axes: Axes, classes: Array) -> None:
     """Write each class's number where it is farthest from everything else."""
     from scipy.ndimage import distance_transform_edt
 
-    smallest = max(classes.shape) / 60
+    smallest = max(classes.shape) / 50
     for value in np.unique(classes[classes > 0]):
         inside = distance_transform_edt(np.pad(classes == value, 1))[1:-1, 1:-1]
         row, col = np.unravel_index(inside.argmax(), inside.shape)
@@ -485,29 +487,23 @@ def embedding(points: Array, classes: Array, names: Sequence[str], colors: Seque
     """Features of test pixels in two dimensions, each class with a colour and its number at its middle."""
     figure = Figure(figsize=(WIDTH_IN, 4.9), layout="constrained")
     axes = figure.add_subplot()
-    present = [int(value) for value in np.unique(classes) if value > 0]
-    for value in present:
-        of_class = points[classes == value]
+    halo = [withStroke(linewidth=2.5, foreground=HALO)]
+    marks = []
+    for value in [int(value) for value in np.unique(classes) if value > 0]:
+        of_class, color, marker = points[classes == value], colors[value - 1], MARKERS[(value - 1) % len(MARKERS)]
+        x, y = of_class.T
         axes.scatter(
-            *of_class.T, s=11, c=colors[value - 1], marker=MARKERS[(value - 1) % len(MARKERS)], linewidths=0.25,
-            edgecolors="#00000066", alpha=0.85, rasterized=True,
-        )  # fmt: skip
-    for value in present:
-        of_class = points[classes == value]
-        middle = of_class[np.linalg.norm(of_class - np.median(of_class, axis=0), axis=1).argmin()]
-        halo = [withStroke(linewidth=2.5, foreground=HALO)]
-        axes.text(
-            *middle, str(value), ha="center", va="center", fontsize=10, weight="bold", color="black", path_effects=halo
+            x, y, s=11, c=color, marker=marker, linewidths=0.25, edgecolors="#00000066", alpha=0.85, rasterized=True
         )
+        x, y = of_class[np.linalg.norm(of_class - np.median(of_class, axis=0), axis=1).argmin()]
+        axes.text(
+            x, y, str(value), ha="center", va="center", fontsize=10, weight="bold", color="black", path_effects=halo,
+            zorder=5,
+        )  # fmt: skip
+        name = f"{value} {_name(names[value - 1], 28)}"
+        marks.append(Line2D([], [], linestyle="none", marker=marker, ms=6, mfc=color, mec=QUIET, mew=0.5, label=name))
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set(visible=True, color=LINE)
-    marks = [
-        Line2D(
-            [], [], linestyle="none", marker=MARKERS[(value - 1) % len(MARKERS)], ms=6, mfc=colors[value - 1], mec=QUIET,
-            mew=0.5, label=f"{value} {_name(names[value - 1], 28)}",
-        )
-        for value in present
-    ]  # fmt: skip
     figure.legend(handles=marks, loc="outside right center", handletextpad=0.3)
     return figure
 
@@ -526,7 +522,12 @@ def attention_maps(patches: Array, attention: Array, titles: Sequence[str]) -> F
     panels = figure.subplots(count, columns, squeeze=False)
     pictures = np.concatenate([even.mean(axis=2), even[:, -1]], axis=1)  # (m, layers + heads, patch, patch)
     low, high = np.percentile(pictures, [1, 99.5])
-    shown = {"interpolation": "none", "cmap": "cividis", "vmin": float(low), "vmax": float(max(high, low + 1e-6))}
+    shown: dict[str, Any] = {
+        "interpolation": "none",
+        "cmap": "cividis",
+        "vmin": float(low),
+        "vmax": float(max(high, low + 1e-6)),
+    }
     drawn = None
     for row in range(count):
         panels[row, 0].imshow(patches[row], interpolation="none")
@@ -548,7 +549,7 @@ def attention_maps(patches: Array, attention: Array, titles: Sequence[str]) -> F
         panel.spines[:].set_visible(False)
     assert drawn is not None
     bar = figure.colorbar(drawn, ax=panels.ravel().tolist(), location="bottom", shrink=0.45, aspect=34, pad=0.02)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.set_label("attention of the centre pixel, times an even share", fontsize=8)
     bar.ax.tick_params(labelsize=8)
     return figure
@@ -556,7 +557,7 @@ def attention_maps(patches: Array, attention: Array, titles: Sequence[str]) -> F
 
 @styled
 def reliability(curves: Mapping[str, tuple[Sequence[tuple[float, float, float]], float | None]]) -> Figure:
-    """How often answers of a confidence are right; of every curve (confidence, accuracy, count) and its ECE (shares)."""
+    """How often answers of a confidence are right; a curve is (confidence, accuracy, count) by bin, and its ECE."""
     figure = Figure(figsize=(WIDTH_IN, 4.3), layout="constrained")
     axes, counts = figure.subplots(1, 2, width_ratios=(1.25, 1))
     axes.plot([0, 100], [0, 100], color=QUIET, linewidth=1, linestyle=":", label="as often right as said")

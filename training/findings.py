@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.attention import VARIANTS
-from service.errors import OptionsUnusable
 from training.plan import ABLATIONS, BASELINES, DEFAULT_RECIPE, DEFAULT_VARIANT, Amount
+from training.published import PUBLISHED
 from training.statistics import holm, paired_p, summarise
 from training.study import read_study
+from training.summary import read_cells
 
 METRICS = ("oa", "aa", "kappa")
 NOISE_P = 0.05  # a difference is beyond noise where its corrected p lies below
@@ -57,6 +57,7 @@ class Study:
     """A study's folder, read."""
 
     directory: Path
+    name: str
     scene: Record
     split: str
     code_version: str
@@ -64,8 +65,7 @@ class Study:
 
     @property
     def title(self) -> str:
-        name = Path(self.scene["name"]).stem.replace("_", " ")
-        return f"{name}, {self.split} split"
+        return f"{self.name}, {self.split} split"
 
     @cached_property
     def amounts(self) -> tuple[Amount, ...]:
@@ -124,27 +124,16 @@ class Study:
 def load_study(directory: Path) -> Study:
     """Read what is there of a study; cells that are not finished are not there."""
     described = read_study(directory)
-    cells = [_read_cell(path) for path in sorted((directory / "cells").glob("*.json"))]
+    published = described.get("published")
+    in_file = Path(described["scene"]["name"]).stem.replace("_", " ")
     return Study(
         directory=directory,
+        name=PUBLISHED[published].title if published else in_file,
         scene=described["scene"],
         split=described["split"],
         code_version=described.get("code_version", ""),
-        cells=tuple(cells),
+        cells=tuple(read_cells(directory)),
     )
-
-
-def _read_cell(path: Path) -> Record:
-    try:
-        cell = json.loads(path.read_text(encoding="utf-8"))
-        Amount(**cell["amount"])
-        for key in ("part", "name", "label", "recipe", "seed", "scores", "split"):
-            cell[key]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise OptionsUnusable(
-            f"{path} is damaged ({error!r}): delete it, and the same command makes it anew"
-        ) from error
-    return dict(cell)
 
 
 def _methods(cells: Sequence[Record], order: Iterable[str], is_baseline: bool = False) -> list[Method]:
@@ -226,6 +215,13 @@ def headline(ours: Sequence[Method]) -> Method | None:
     """What we stand for: the default recipe's map where it was made with all of its seeds, else its pixels."""
     of_recipe = [method for method in ours if method.cells[0]["recipe"] == ours[-1].cells[0]["recipe"]]
     return complete(of_recipe)[-1] if of_recipe else None
+
+
+def compare_headline(study: Study, amount: Amount) -> list[Comparison]:
+    """What we stand for against everything beside it: our other ways, and the baselines."""
+    ours, baselines = study.ours(amount), study.baselines(amount)
+    chosen = headline(ours)
+    return [] if chosen is None else compare_with(chosen, [one for one in (*ours, *baselines) if one is not chosen])
 
 
 def seconds_of(cells: Iterable[Record]) -> float:

@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.architecture import ModelConfig, Transformer, centre_token, patch_indices
+from model.architecture import Head, ModelConfig, Transformer, answering, centre_token, patch_indices
 from service.errors import OptionsUnusable, OutputUnwritable
+from training.calibration import fit_temperature
 from training.datasets import LabelledScene
 from training.splits import Pixels, Split
+from training.teacher import Choice, teach
 
 # Attention matrices of 8 whole patches (8 x 4 heads x 256 x 256 floats) stay in a 32 MB L3 cache; those of 64 do not.
 # AMD EPYC, 2 cores, forward and backward: about 40 patches/s at 64, 108 at 16, 91 to 113 at 8, 80 at 2.
@@ -43,13 +45,40 @@ class Recipe:
     token_share: float  # share of a patch's tokens that a step looks at, drawn anew; mapping looks at all
     clip_norm: float = 1.0
     label_smoothing: float = 0.05
+    taught: bool = False  # learns a teacher's answers for the whole scene, not the labels alone
+    head: Head = "pooled"  # unless another is asked for
+    spectral_path: bool = False
 
 
 RECIPES = {
     "paper": Recipe("paper", 50, 128, 3e-4, 2e-4, one_cycle=False, symmetries=False, token_share=1.0),
-    # A quarter of the tokens makes an epoch about five times shorter; the time goes into more and smaller steps.
-    "strong": Recipe("strong", 150, 32, 1e-3, 0.02, one_cycle=True, symmetries=True, token_share=0.25),
+    # Every token of a patch has an answer to learn, so a step teaches 64 times as much as one that asks for the centre.
+    "strong": Recipe(
+        "strong",
+        40,
+        32,
+        2e-3,
+        0.02,
+        one_cycle=True,
+        symmetries=True,
+        token_share=0.25,
+        taught=True,
+        head="token",
+        spectral_path=True,
+    ),
 }
+# An epoch of a taught recipe: patches laid at random over the scene, one for so many of its pixels.
+PIXELS_PER_PATCH = 16
+MOST_PATCHES = 1024
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A network, the temperature that its logits are to be divided by, and what the recipe chose by itself."""
+
+    network: Transformer
+    temperature: float = 1.0
+    choice: Choice | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +114,6 @@ class Batch:
     """Patches of one optimiser step, before their pixels are gathered."""
 
     places: Tensor  # (n, patch, patch)
-    targets: Tensor  # (n,), or (n, patch, patch) for the head `token`; -1 is not supervised
     seed: int  # of the parts of the patches that are looked at
 
 
@@ -99,13 +127,14 @@ def fit(
     checkpoint: Path | None = None,
     resume: bool = False,
     report: Callable[[EpochReport], None] = lambda _: None,
-) -> Transformer:
+    say: Callable[[str], None] = lambda _: None,
+) -> Fitted:
     """Train a network; with `checkpoint`, every epoch ends with a file that `resume` goes on from."""
     where = choose_device(device)
     torch.manual_seed(seed)
     network = Transformer(config)
     if network.spectral_path is not None:
-        fit_spectral_path(network, scene, split.train)
+        fit_spectral_path(network, scene, split.train, is_frozen=not recipe.taught)
     network.to(where)
     trainable = [weight for weight in network.parameters() if weight.requires_grad]
     optimiser = torch.optim.AdamW(trainable, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
@@ -114,19 +143,29 @@ def fit(
     if resume and checkpoint is not None:
         done = _load(checkpoint, network, optimiser, fingerprint)
     source = PatchSource(scene, config.patch_px, where)
-    targets = training_targets(scene, split).to(where)
-    centers = torch.from_numpy(split.train).to(where)
-    batches_per_epoch = -(-len(centers) // recipe.batch)
+    choice = None
+    if recipe.taught:
+        lesson = teach(scene, split, seed)
+        choice = lesson.choice
+        say(str(choice))
+        targets = torch.from_numpy(lesson.probabilities).to(where)
+        centers = torch.from_numpy(np.argwhere(scene.valid)).to(where)
+        patches = min(MOST_PATCHES, max(recipe.batch, len(centers) // PIXELS_PER_PATCH))
+    else:
+        targets = training_targets(scene, split).to(where)
+        centers = torch.from_numpy(split.train).to(where)
+        patches = len(centers)
+    batches_per_epoch = -(-patches // recipe.batch)
     for epoch in range(done, recipe.epochs):
         began = time.perf_counter()
         network.train()
         # Every draw of an epoch follows from the seed and the epoch, so a resumed run repeats the run it goes on with.
         torch.manual_seed(seed * 1_000_003 + epoch)
         losses = []
-        for number, batch in enumerate(draw_batches(source, centers, targets, config, recipe, where)):
+        for number, batch in enumerate(draw_batches(source, centers, config, recipe, where, patches)):
             step = epoch * batches_per_epoch + number
             rate = learning_rate(recipe, step, recipe.epochs * batches_per_epoch)
-            losses.append(_update(network, optimiser, source, batch, recipe, rate))
+            losses.append(_update(network, optimiser, source, targets, batch, recipe, rate))
         validation_oa = None
         if len(split.validation) and _is_due(epoch, recipe.epochs):
             validation_oa = overall_accuracy(network, source, scene, split.validation)
@@ -135,7 +174,9 @@ def fit(
         report(
             EpochReport(epoch + 1, recipe.epochs, float(np.mean(losses)), validation_oa, time.perf_counter() - began)
         )
-    return network.cpu().eval()
+    known = scene.labels[tuple(split.validation.T)].astype(np.int64) - 1
+    temperature = fit_temperature(centre_logits(network, source, split.validation), known)
+    return Fitted(network.cpu().eval(), temperature, choice)
 
 
 def separation_px(config: ModelConfig) -> int:
@@ -176,50 +217,60 @@ def training_targets(scene: LabelledScene, split: Split) -> Tensor:
 
 
 def draw_batches(
-    source: PatchSource, centers: Tensor, targets: Tensor, config: ModelConfig, recipe: Recipe, device: torch.device
+    source: PatchSource,
+    centers: Tensor,
+    config: ModelConfig,
+    recipe: Recipe,
+    device: torch.device,
+    patches: int | None = None,
 ) -> Iterator[Batch]:
-    """One epoch: every training pixel once, in random order, each in a patch of its own."""
-    order = torch.randperm(len(centers))
+    """One epoch: every centre once, or so many of them, in random order, each in a patch of its own."""
+    order = torch.randperm(len(centers))[:patches]
     half = config.patch_px // 2
     for chosen in order.split(recipe.batch):
         count = len(chosen)
         patch_centers = centers[chosen.to(device)]
-        if config.head == "token":
+        if config.head == "token" and not recipe.taught:
             # The patch lies anywhere round the pixel, its mirror images included, with a centre on the scene.
             shift = torch.randint(-half + 1, half, (count, 2)).to(device)
             limit = torch.tensor([source.rows - 1, source.cols - 1], device=device)
             patch_centers = (patch_centers + shift).clamp_min(0).minimum(limit)
         symmetry = torch.randint(0, 8, (count,)).to(device) if recipe.symmetries else None
-        places = source.places(patch_centers, symmetry)
-        labels = targets[places] if config.head == "token" else targets[places[:, half, half]]
-        yield Batch(places, labels, int(torch.randint(0, 2**31, (1,))))
+        yield Batch(source.places(patch_centers, symmetry), int(torch.randint(0, 2**31, (1,))))
 
 
 def _update(
     network: Transformer,
     optimiser: torch.optim.Optimizer,
     source: PatchSource,
+    targets: Tensor,
     batch: Batch,
     recipe: Recipe,
     rate: float,
 ) -> float:
-    """One optimiser step; the gradient is gathered over micro-batches and equals that of the whole batch."""
-    device = batch.places.device
-    tokens = batch.places[0].numel() if network.config.head == "token" else recipe.token_share * batch.places[0].numel()
-    micro = micro_batch(tokens) if device.type == "cpu" else len(batch.places)
-    supervised = int((batch.targets >= 0).sum())
+    """One optimiser step; the gradient is gathered over micro-batches and equals that of the whole batch.
+
+    `targets` are classes of the scene's pixels, -1 where nothing is known, or probabilities of them.
+    """
+    config, device = network.config, batch.places.device
     generator = torch.Generator(device).manual_seed(batch.seed)
+    kept = draw_kept(config, recipe, generator)
+    places = batch.places.flatten(1)  # (n, tokens)
+    if kept is not None:
+        places = places[:, kept]
+    asked = answering(places, config, kept)  # (n,), or (n, tokens) for the head `token`
+    micro = micro_batch(places.shape[1]) if device.type == "cpu" else len(places)
+    supervised = asked.numel() if recipe.taught else int((targets[asked] >= 0).sum())
     optimiser.zero_grad()
     total = 0.0
-    for start in range(0, len(batch.places), micro):
+    for start in range(0, len(places), micro):
         part = slice(start, start + micro)
-        patches = source.pixels[batch.places[part]]  # (n, patch, patch, bands)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            logits = network(patches, draw_kept(network.config, recipe.token_share, generator))
+            logits = network.answer(source.pixels[places[part]], kept)
         loss = F.cross_entropy(
             logits.float().flatten(0, -2),
-            batch.targets[part].flatten(),
-            label_smoothing=recipe.label_smoothing,
+            targets[asked[part].flatten()],
+            label_smoothing=0.0 if recipe.taught else recipe.label_smoothing,
             ignore_index=-1,
             reduction="sum",
         )
@@ -238,29 +289,44 @@ def micro_batch(tokens: float) -> int:
     return max(1, int(CPU_TOKENS_AT_ONCE // tokens))
 
 
-def draw_kept(config: ModelConfig, share: float, generator: torch.Generator) -> Tensor | None:
-    """Tokens to look at, the centre's first and the rest at random; None for all, as where each token must answer."""
-    if share >= 1 or config.head == "token":
+def draw_kept(config: ModelConfig, recipe: Recipe, generator: torch.Generator) -> Tensor | None:
+    """Tokens to look at, the centre's first and the rest at random; None for all.
+
+    Where single labels are learnt from and each token answers for itself, a label's own token must not be left out.
+    """
+    if recipe.token_share >= 1 or (config.head == "token" and not recipe.taught):
         return None
     tokens, centre = config.patch_px**2, centre_token(config.patch_px)
-    others = torch.randperm(tokens - 1, generator=generator, device=generator.device)[: round(share * tokens) - 1]
+    wanted = round(recipe.token_share * tokens) - 1
+    others = torch.randperm(tokens - 1, generator=generator, device=generator.device)[:wanted]
     others = others + (others >= centre)
     return torch.cat([others.new_tensor([centre]), others])
 
 
 def predict(network: Transformer, source: PatchSource, centers: Pixels) -> NDArray[np.int64]:
     """Classes 1..K of the centre pixels."""
+    return centre_logits(network, source, centers).argmax(axis=1) + 1
+
+
+def centre_logits(network: Transformer, source: PatchSource, centers: Pixels) -> NDArray[np.float32]:
+    """Logits (n, classes) of the centre pixels."""
+    half = network.config.patch_px // 2
+    answers = [np.empty((0, network.config.classes), np.float32)]
+    for patches in gather_patches(network, source, centers):
+        logits = network(patches)
+        answers.append((logits[:, half, half] if logits.ndim == 4 else logits).float().cpu().numpy())
+    return np.concatenate(answers)
+
+
+def gather_patches(network: Transformer, source: PatchSource, centers: Pixels) -> Iterator[Tensor]:
+    """Patches round the centres, as many at once as suits the device, for a network that only answers."""
     network.eval()
-    half, device = network.config.patch_px // 2, source.pixels.device
-    classes = []
+    device = source.pixels.device
+    at_once = micro_batch(network.config.patch_px**2) if device.type == "cpu" else CUDA_PREDICT_BATCH
     with torch.inference_mode():
-        at_once = micro_batch(network.config.patch_px**2) if device.type == "cpu" else CUDA_PREDICT_BATCH
         for chunk in torch.from_numpy(centers).split(at_once):
-            logits = network(source.pixels[source.places(chunk.to(device))])
-            if network.config.head == "token":
-                logits = logits[:, half, half]
-            classes.append(logits.argmax(dim=-1) + 1)
-    return torch.cat(classes).cpu().numpy()
+            if len(chunk):
+                yield source.pixels[source.places(chunk.to(device))]
 
 
 def overall_accuracy(network: Transformer, source: PatchSource, scene: LabelledScene, centers: Pixels) -> float:
@@ -269,8 +335,8 @@ def overall_accuracy(network: Transformer, source: PatchSource, scene: LabelledS
     return float((predict(network, source, centers) == truth).mean())
 
 
-def fit_spectral_path(network: Transformer, scene: LabelledScene, train: Pixels) -> None:
-    """Fit the spectral path to the training pixels' own spectra, freeze it, and start the rest from nothing."""
+def fit_spectral_path(network: Transformer, scene: LabelledScene, train: Pixels, is_frozen: bool = True) -> None:
+    """Fit the spectral path to the training pixels' own spectra, and start the rest from nothing."""
     from sklearn.linear_model import LogisticRegression
 
     rows, cols = train.T
@@ -286,7 +352,7 @@ def fit_spectral_path(network: Transformer, scene: LabelledScene, train: Pixels)
         path.bias.copy_(torch.from_numpy(bias))
         network.classifier.weight.zero_()
         network.classifier.bias.zero_()
-    path.requires_grad_(False)
+    path.requires_grad_(not is_frozen)
 
 
 def _is_due(epoch: int, epochs: int) -> bool:

@@ -1,10 +1,9 @@
-"""What a fitted network looks like from outside: its logits, its features, its attention, and the maps it makes."""
+"""What a fitted network looks like from outside: its features, its attention, and the maps it makes."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from service.mapping.view import Pixels as ScenePixels
 from training.datasets import LabelledScene
 from training.evaluate import ArraySource
 from training.export import export_graph, write_bundle
-from training.fit import CUDA_PREDICT_BATCH, PatchSource, micro_batch
+from training.fit import Fitted, PatchSource, gather_patches
 from training.splits import Pixels, Split
 
 FEATURE_PIXELS = 2000  # t-SNE of more takes minutes and shows no more
@@ -36,20 +35,10 @@ SMALL_SCENE_PIXELS = 30_000
 LARGEST_TIMED_STRIDE = 8
 
 
-def centre_logits(network: Transformer, source: PatchSource, centers: Pixels) -> NDArray[np.float32]:
-    """Logits (n, classes) of the centre pixels."""
-    half = network.config.patch_px // 2
-    answers = [np.empty((0, network.config.classes), np.float32)]
-    for patches in _patches(network, source, centers):
-        logits = network(patches)
-        answers.append((logits[:, half, half] if logits.ndim == 4 else logits).float().cpu().numpy())
-    return np.concatenate(answers)
-
-
 def features_of(network: Transformer, source: PatchSource, centers: Pixels) -> NDArray[np.float32]:
     """What the classifier is given for the centre pixels (n, width): pooled tokens, or the centre's own."""
     config, found = network.config, []
-    for patches in _patches(network, source, centers):
+    for patches in gather_patches(network, source, centers):
         spectra = patches.flatten(1, 2)
         context = None if network.context_stream is None else network.context_stream.spectral(spectra)
         tokens = network.features(network.stream.spectral(spectra), context)
@@ -74,7 +63,7 @@ def centre_attention(network: Transformer, source: PatchSource, centers: Pixels)
     ]
     found = []
     try:
-        for patches in _patches(network, source, centers):
+        for patches in gather_patches(network, source, centers):
             scores.clear()
             network(patches)
             layers = [torch.softmax(layer[:, :, centre_token(side)].float(), dim=-1) for layer in scores]
@@ -83,16 +72,6 @@ def centre_attention(network: Transformer, source: PatchSource, centers: Pixels)
         for hook in hooks:
             hook.remove()
     return np.concatenate(found)
-
-
-def _patches(network: Transformer, source: PatchSource, centers: Pixels) -> Iterator[Tensor]:
-    """Patches round the centres, as many at once as the device likes; the network is set to answer."""
-    network.eval()
-    device = source.pixels.device
-    at_once = micro_batch(network.config.patch_px**2) if device.type == "cpu" else CUDA_PREDICT_BATCH
-    with torch.inference_mode():
-        for chunk in torch.from_numpy(centers).split(at_once):
-            yield source.pixels[source.places(chunk.to(device))]
 
 
 def softmax(logits: NDArray[np.float32], temperature: float = 1.0) -> NDArray[np.float64]:
@@ -154,11 +133,11 @@ class Mapper:
         ]
 
 
-def bundle_of(network: Transformer, scene: LabelledScene, name: str) -> Bundle:
+def bundle_of(fitted: Fitted, scene: LabelledScene, name: str) -> Bundle:
     """The network as the service would load it."""
     with tempfile.TemporaryDirectory(prefix="hyperscene-study-") as folder:
-        graph = export_graph(network, scene)
-        return write_bundle(graph, network, scene, name, {"study": name}, Path(folder) / "cell.onnx")
+        graph = export_graph(fitted, scene)
+        return write_bundle(graph, fitted, scene, name, {"study": name}, Path(folder) / "cell.onnx")
 
 
 def picture_of(scene: LabelledScene) -> NDArray[np.uint8]:

@@ -153,7 +153,7 @@ def _html_blocks(blocks: Sequence[Block]) -> Iterator[str]:
             caption = escape(block.caption)
             yield (
                 f'<figure><div class="wide" tabindex="0" role="group" aria-label="Figure {number}">'
-                f"{embed_svg(block.svg, f'f{number}', _short(block.caption))}</div>"
+                f"{embed_svg(block.svg, f'f{number}', escape(_first_sentence(block.caption)))}</div>"
                 f"<figcaption><b>Figure {number}.</b> {caption}</figcaption></figure>"
             )
 
@@ -184,9 +184,9 @@ def _html_entry(entry: Entry) -> str:
     return f"<td>{escape(entry.text)}</td>"
 
 
-def _short(caption: str) -> str:
-    """A caption's first sentence, to name what it stands under."""
-    return escape(re.split(r"(?<=[.:;])\s", caption, maxsplit=1)[0].rstrip(".:;"))
+def _first_sentence(caption: str) -> str:
+    """What names a picture for those who do not see it."""
+    return re.split(r"(?<=[.:;])\s", caption, maxsplit=1)[0].rstrip(".:;")
 
 
 def _anchors(blocks: Sequence[Block]) -> list[str]:
@@ -215,7 +215,7 @@ STYLES = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--fig-ink);
   font: 16px/1.5 system-ui, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
-main { max-width: 70rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }
+main { max-width: 72rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }
 h1, h2, h3 { line-height: 1.25; text-wrap: balance; overflow-wrap: anywhere; }
 h1 { font-size: 1.7rem; margin: 0 0 1rem; }
 h2 { font-size: 1.35rem; margin: 3rem 0 0.5rem; padding-top: 1rem; border-top: 2px solid var(--fig-line); }
@@ -223,8 +223,10 @@ h3 { font-size: 1.1rem; margin: 2.25rem 0 0.5rem; }
 p { max-width: 46rem; margin: 0.6rem 0; }
 a { color: var(--accent); }
 nav ul { margin: 0 0 1rem; padding: 0; list-style: none; display: flex; flex-wrap: wrap; gap: 0.25rem 1.25rem; }
-.finding { border-left: 4px solid var(--accent); background: var(--raised); padding: 0.6rem 0.9rem; border-radius: 4px; }
-figure { margin: 1.25rem 0; padding: 1rem; background: var(--fig-ground); border: 1px solid var(--fig-line); border-radius: 10px; }
+.finding { border-left: 4px solid var(--accent); background: var(--raised); padding: 0.6rem 0.9rem;
+  border-radius: 4px; }
+figure { margin: 1.25rem 0; padding: 1rem; background: var(--fig-ground); border: 1px solid var(--fig-line);
+  border-radius: 10px; }
 figcaption { font-size: 0.9rem; color: var(--fig-quiet); max-width: 46rem; margin-top: 0.6rem; }
 figcaption b { color: var(--fig-ink); }
 .table figcaption { margin: 0 0 0.6rem; }
@@ -232,7 +234,7 @@ figcaption b { color: var(--fig-ink); }
 .wide:focus-visible { outline: 3px solid var(--accent); outline-offset: 2px; }
 .picture { display: block; width: 100%; min-width: 34rem; height: auto; }
 table { border-collapse: collapse; font-size: 0.9rem; }
-th, td { padding: 0.28rem 0.6rem; text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.28rem 0.5rem; text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 thead th { border-bottom: 2px solid var(--fig-line); color: var(--fig-quiet); font-weight: 600; vertical-align: bottom;
   white-space: normal; min-width: 4.5rem; }
 th:first-child { text-align: left; padding-left: 0; position: sticky; left: 0; background: var(--fig-ground); }
@@ -245,7 +247,8 @@ tbody tr.group th { font-weight: 600; padding-top: 0.7rem; }
 @media (max-width: 40rem) {
   main { padding: 1rem 0.75rem 3rem; }
   figure { padding: 0.75rem; }
-  th, td { padding: 0.28rem 0.5rem; }
+  th, td { padding: 0.28rem 0.4rem; }
+  tbody th { white-space: normal; min-width: 7rem; }
 }
 @media print { .wide { overflow: visible; } .picture { min-width: 0; } figure { break-inside: avoid; } }
 """
@@ -267,7 +270,7 @@ def markdown_page(title: str, blocks: Sequence[Block]) -> str:
             parts.append(_markdown_table(block))
         else:
             number += 1
-            parts.append(f"![Figure {number}](figures/{block.name}.svg)")
+            parts.append(f"![{_plain(_first_sentence(block.caption))}](figures/{block.name}.svg)")
             parts.append(f"**Figure {number}.** {_plain(block.caption)}")
     return "\n\n".join(parts) + "\n"
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from service.errors import OptionsUnusable
 from training import figures
 from training.findings import Record, Study, best, class_shares, confusion_of
 from training.pages import Block, Entry, Picture, Row, Table
 from training.plan import DEFAULT_VARIANT, Amount
-from training.wording import counted, labels_of
+from training.statistics import calibration_error
+from training.wording import labels_of
 
 MAP_LAYERS = ("rgb", "truth", "split", "classes", "confidence")
 MOST_ATTENTION_ROWS = 6
@@ -39,17 +42,18 @@ def classes(study: Study, prefix: str) -> Iterator[Block]:
     if shares:
         beside = f", and the best baseline, {strongest.label}" if strongest else ""
         yield Picture(f"{prefix}classes", figures.class_accuracies(names, pixels, shares), (
-            f"Accuracy of every class, {labels_of(study, amount)}: ours by recipe{beside}; mean and standard deviation over "
-            "seeds, with the class's labelled pixels in brackets. Look first at the classes with few pixels: the overall "
-            "accuracy hardly feels them."
+            f"Accuracy of every class, {labels_of(study, amount)}: ours by recipe{beside}; mean and standard deviation "
+            "over seeds, with the class's labelled pixels in brackets. Look first at the classes with few pixels: the "
+            "overall accuracy hardly feels them."
         ))  # fmt: skip
     recipe = study.recipes[-1] if study.recipes else None
     cells = [cell for cell in study.cells_of("variants", amount, recipe) if cell["name"] == DEFAULT_VARIANT]
     if cells and all("confusion" in cell for cell in cells):
         matrix = confusion_of(cells)
+        together = f"{len(cells)} seeds together" if len(cells) > 1 else "one seed"
         yield Picture(f"{prefix}confusion", figures.confusion_matrix(names, matrix), (
-            f"Confusion of ours ({recipe}), {labels_of(study, amount)}, {counted(len(cells), 'seed')} together: where the "
-            f"pixels of each true class (row) went, in percent of the class. {_worst_confusion(names, matrix)}"
+            f"Confusion of ours ({recipe}), {labels_of(study, amount)}, {together}: where "
+            f"the pixels of each true class (row) went, in percent of the class. {_worst_confusion(names, matrix)}"
         ))  # fmt: skip
 
 
@@ -57,20 +61,29 @@ def _worst_confusion(names: Sequence[str], matrix: NDArray[np.int64]) -> str:
     wrong = matrix - np.diag(np.diag(matrix))
     if not wrong.any():
         return "No pixel was taken for another class."
-    row, col = np.unravel_index(wrong.argmax(), wrong.shape)
+    row, col = divmod(int(wrong.argmax()), len(names))
     part = 100 * wrong[row, col] / wrong.sum()
     return f"The commonest error is {names[row]} taken for {names[col]}: {part:.0f} % of all errors."
 
 
-def _portraits(study: Study) -> Iterator[tuple[Record, Arrays, str]]:
-    """Cells with pictures, their arrays, and what tells them apart in a file's name."""
+def _portraits(study: Study) -> Iterator[tuple[Record, str]]:
+    """Cells with pictures, and what tells them apart in a file's name."""
     for cell in study.cells_of("portrait"):
-        path = study.directory / "cells" / f"{cell['id']}.npz"
-        arrays: Arrays = {}
-        if path.exists():
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-        yield cell, arrays, f"{cell['recipe']}-{Amount(**cell['amount']).id}-s{cell['seed']}"
+        yield cell, f"{cell['recipe']}-{Amount(**cell['amount']).id}-s{cell['seed']}"
+
+
+def _arrays(study: Study, cell: Record) -> Arrays:
+    """The arrays beside a cell's file; none where they are not there."""
+    path = study.directory / "cells" / f"{cell['id']}.npz"
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, BadZipFile) as error:
+        raise OptionsUnusable(
+            f"{path} cannot be read ({error}): delete it and the .json beside it, and the same command goes on"
+        ) from error
 
 
 def _portrayed(study: Study, cell: Record) -> str:
@@ -80,20 +93,22 @@ def _portrayed(study: Study, cell: Record) -> str:
 def maps(study: Study, prefix: str) -> Iterator[Block]:
     """The class map beside truth and split."""
     names, colors = study.scene["class_names"], study.scene["class_colors"]
-    for cell, arrays, name in _portraits(study):
+    for cell, name in _portraits(study):
+        arrays = _arrays(study, cell)
         if arrays.keys() >= set(MAP_LAYERS):
             layers = figures.MapArrays(*(arrays[layer] for layer in MAP_LAYERS))
             yield Picture(f"{prefix}map-{name}", figures.class_maps(layers, names, colors), (
-                f"The map that the service delivers beside the truth and the split; {_portrayed(study, cell)}. Compare the "
-                "borders of fields with the truth, and the errors with the confidence: a map that knows its limits is "
-                "dark where it is wrong. Numbers are those of the classes below."
+                f"The map that the service delivers beside the truth and the split; {_portrayed(study, cell)}. Compare "
+                "the borders of fields with the truth, and the errors with the confidence: a map that knows its limits "
+                "is dark where it is wrong. Numbers are those of the classes below."
             ))  # fmt: skip
 
 
 def inside(study: Study, prefix: str) -> Iterator[Block]:
     """Features in two dimensions, and attention within patches."""
     names, colors = study.scene["class_names"], study.scene["class_colors"]
-    for cell, arrays, name in _portraits(study):
+    for cell, name in _portraits(study):
+        arrays = _arrays(study, cell)
         if arrays.keys() >= {"embedding", "feature_classes"}:
             figure = figures.embedding(arrays["embedding"], arrays["feature_classes"], names, colors)
             yield Picture(f"{prefix}features-{name}", figure, (
@@ -106,9 +121,9 @@ def inside(study: Study, prefix: str) -> Iterator[Block]:
             titles = _pixel_titles(arrays, names)[most]
             figure = figures.attention_maps(arrays["attention_patches"][most], arrays["attention"][most], titles)
             yield Picture(f"{prefix}attention-{name}", figure, (
-                f"What the centre pixel (framed) attends to within its patch; {_portrayed(study, cell)}. Bright is more "
-                "than an even share. Attention that follows the borders in the patch's picture has learnt what belongs to "
-                "the same field; attention that looks the same in every row has not."
+                f"What the centre pixel (framed) attends to within its patch; {_portrayed(study, cell)}. Bright is "
+                "more than an even share. Attention that follows the borders in the patch's picture has learnt what "
+                "belongs to the same field; attention that looks the same in every row has not."
             ))  # fmt: skip
 
 
@@ -123,7 +138,7 @@ def _pixel_titles(arrays: Arrays, names: Sequence[str]) -> list[str]:
 
 def speed(study: Study, prefix: str) -> Iterator[Block]:
     """What strides and blends cost and give."""
-    for cell, _, name in _portraits(study):
+    for cell, name in _portraits(study):
         tried = sorted(cell.get("speed") or [], key=lambda one: (one["stride"], one["blend"]))
         if len(tried) < 2:
             continue
@@ -131,8 +146,8 @@ def speed(study: Study, prefix: str) -> Iterator[Block]:
         for one in tried:
             blends.setdefault(one["blend"], []).append((one["stride"], one["seconds"], 100 * one["oa"]))
         yield Picture(f"{prefix}speed-{name}", figures.accuracy_by_speed(blends), (
-            f"Accuracy of the map against the time it takes, by stride and blend; {_portrayed(study, cell)}. Up and to the "
-            "left is better. This is one seed: half a point between neighbours is no ranking."
+            f"Accuracy of the map against the time it takes, by stride and blend; {_portrayed(study, cell)}. Up and to "
+            "the left is better. This is one seed: half a point between neighbours is no ranking."
         ))  # fmt: skip
         rows = [
             Row(
@@ -162,17 +177,23 @@ def calibration(study: Study, prefix: str) -> Iterator[Block]:
             "Expected calibration error (ECE), in percent",
             ["recipe and labels", "before", "after", "temperature", "networks"],
             rows,
-            "How far confidence and the share of right answers lie apart on the test pixels, before and after the logits "
-            "are divided by a temperature that was fitted to the validation pixels. Means over score functions and seeds.",
+            "How far confidence and the share of right answers lie apart on the test pixels, before and after the "
+            "logits are divided by a temperature that was fitted to the validation pixels. Means over score functions "
+            "and seeds.",
         )
-    for cell, _, name in _portraits(study):
-        curves, errors = cell.get("reliability") or {}, cell.get("calibration") or {}
-        if curves.get("before") and curves.get("after"):
-            drawn = {key: (curves[key], errors.get(f"ece_{key}")) for key in ("before", "after")}
-            yield Picture(f"{prefix}reliability-{name}", figures.reliability(drawn), (
-                f"Left: how often answers of a confidence are right, before and after temperature scaling; "
-                f"{_portrayed(study, cell)}. Above the dotted line the network is too modest, below it too sure. Right: "
-                "how the test pixels spread over confidences."
+    for cell, name in _portraits(study):
+        curves = cell.get("reliability") or {}
+        # Without a temperature nothing comes after.
+        is_scaled = bool(cell.get("calibration"))
+        names = {"before": "before", "after": "after"} if is_scaled else {"before": "as it is"}
+        drawn = {said: (curves[key], calibration_error(curves[key])) for key, said in names.items() if curves.get(key)}
+        if drawn:
+            figure = figures.reliability(drawn)
+            scaled = ", before and after temperature scaling" if is_scaled else ""
+            yield Picture(f"{prefix}reliability-{name}", figure, (
+                f"Left: how often answers of a confidence are right{scaled}; {_portrayed(study, cell)}. Above the "
+                "dotted line the network is too modest, below it too sure. Right: how the test pixels spread over "
+                "confidences."
             ))  # fmt: skip
 
 

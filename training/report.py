@@ -1,12 +1,15 @@
-"""The report of a study, from its files alone: tables, paired tests and pictures, and plain words for what they show."""
+"""The report of a study, from its files alone: tables, paired tests, pictures, and plain words for what they show."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from training import figures, portraits, tables
-from training.findings import Comparison, Method, Study, best, compare_with, headline, load_study, seconds_of
+from training.findings import Comparison, Method, Study, best, compare_headline, load_study, seconds_of
 from training.pages import Block, Entry, Heading, Paragraph, Picture, Row, Table, write_pages
 from training.plan import Amount
 from training.wording import (
@@ -47,8 +50,9 @@ def write_collection(directories: Sequence[Path], output: Path) -> None:
     """One report over several studies in the folder `output`, with a table over all of them first."""
     studies = [load_study(directory) for directory in directories]
     blocks: list[Block] = [Heading("In short"), *_overview(studies)]
-    for study in studies:
-        blocks += [Heading(study.title), *_facts(study), *_parts(study, level=3, prefix=f"{study.directory.name}-")]
+    for number, study in enumerate(studies, 1):
+        folder = re.sub(r"[^A-Za-z0-9.-]+", "-", study.directory.resolve().name)
+        blocks += [Heading(study.title), *_facts(study), *_parts(study, level=3, prefix=f"{number}-{folder}-")]
     write_pages(output, f"{counted(len(studies), 'study', 'studies')} in one report", blocks)
 
 
@@ -72,8 +76,8 @@ def _facts(study: Study) -> Iterator[Block]:
     )
     if study.split == "random":
         yield Paragraph(
-            "A random split flatters every method that looks at neighbourhoods: test pixels lie beside training pixels. "
-            "What to expect of an unlabelled field elsewhere, a spatial split says."
+            "A random split flatters every method that looks at neighbourhoods: test pixels lie beside training "
+            "pixels. What to expect of an unlabelled field elsewhere, a spatial split says."
         )
 
 
@@ -100,11 +104,12 @@ def _overview(studies: Sequence[Study]) -> Iterator[Block]:
     rivalries = {line: rivalry for line in found if (rivalry := _rivalry(*line)) is not None}
     yield from _verdicts(rivalries, len(studies) > 1)
     yield _overview_table(found, rivalries, len(studies) > 1)
-    yield Paragraph(HOW_TESTED)
+    if any(len(method.seeds) > 1 for methods in found.values() for method in methods.values()):
+        yield Paragraph(HOW_TESTED)
     if len(rivalries) > 1:
         yield Picture("overview", _rivalry_figure(rivalries, len(studies) > 1), (
-            "Ours minus the best baseline, in points of overall accuracy. Right of the line ours is better; a filled mark "
-            "is a difference beyond noise, a hollow one could be chance. Each tick is one seed."
+            "Ours minus the best baseline, in points of overall accuracy. Right of the line ours is better; a filled "
+            "mark is a difference beyond noise, a hollow one could be chance. Each tick is one seed."
         ))  # fmt: skip
 
 
@@ -123,27 +128,27 @@ def _overview_table(found: dict[Line, dict[str, Method]], rivalries: Rivalries, 
         of_label = ranks(among, "oa")
         entries = [_overview_entry(methods.get(label), among, of_label.get(label, 0)) for label in labels]
         rivalry = rivalries.get((study, amount))
-        rows.append(Row(_line_name(study, amount), [*entries, Entry(_lead(rivalry))]))
+        rows.append(Row(_line_name(study, amount), [*entries, *([Entry(_lead(rivalry))] if rivalries else [])]))
     seeds = sorted({len(method.seeds) for methods in found.values() for method in methods.values()})
-    over = (
-        counted(seeds[-1], "seed") if len(seeds) == 1 else f"up to {seeds[-1]} seeds; † has fewer than its neighbours"
+    over = "Means ± standard deviation over " + counted(seeds[-1], "seed") if seeds[-1] > 1 else "One seed"
+    fewer = "; † over fewer than its neighbours" if len(seeds) > 1 else ""
+    compared = (
+        f" The last column compares our default recipe with the baseline of the highest mean, in points: {NOISE}"
+        if rivalries
+        else ""
     )
     return Table(
         "Overall accuracy of every method, in percent",
-        ["to train on", *labels, "ours minus the best baseline"],
+        ["to train on", *labels, *(["ours minus best baseline"] if rivalries else [])],
         rows,
-        f"Mean ± standard deviation over {over}. {MARKS} 'Ours' is the paper's network with cosine squared attention, "
-        "by recipe; 'map' is the map that the service delivers, the others answer pixel by pixel. The last column compares "
-        f"our default recipe with the baseline of the highest mean, in points: {NOISE}",
+        f"{over}{fewer}. {MARKS} 'Ours' is the paper's network with cosine squared attention, by recipe; 'map' is the "
+        f"map that the service delivers, the others answer pixel by pixel.{compared}",
     )
 
 
 def _line_name(study: Study, amount: Amount) -> str:
-    return (
-        short_amount(amount)
-        if amount.train_pixels
-        else f"{short_amount(amount)} ({study.labels_of(amount):.0f} labels)"
-    )
+    labels = "" if amount.train_pixels else f" ({study.labels_of(amount):.0f} labels)"
+    return f"{short_amount(amount)}{labels}"
 
 
 def _overview_entry(method: Method | None, among: Sequence[Method], rank: int) -> Entry:
@@ -161,12 +166,10 @@ def _lead(rivalry: Comparison | None) -> str:
 
 
 def _rivalry(study: Study, amount: Amount) -> Comparison | None:
-    """Ours against the best baseline, corrected as one of the comparisons with all baselines."""
-    ours, baselines = headline(study.ours(amount)), study.baselines(amount)
-    strongest = best(baselines)
-    if ours is None or strongest is None:
-        return None
-    return next((found for found in compare_with(ours, baselines) if found.second is strongest), None)
+    """Ours against the baseline with the highest mean."""
+    against = compare_headline(study, amount)
+    strongest = best([found.second for found in against if found.second.is_baseline])
+    return next((found for found in against if found.second is strongest), None)
 
 
 def _verdicts(rivalries: Rivalries, names_scene: bool) -> Iterator[Block]:
@@ -183,7 +186,7 @@ def _verdicts(rivalries: Rivalries, names_scene: bool) -> Iterator[Block]:
             yield Paragraph(f"{title} ({count} of {len(rivalries)}). {'; '.join(texts)}.", is_finding=True)
 
 
-def _rivalry_figure(rivalries: Rivalries, names_scene: bool) -> figures.Figure:
+def _rivalry_figure(rivalries: Rivalries, names_scene: bool) -> Figure:
     margins, breaks, last = [], [], None
     for place, ((study, amount), found) in enumerate(rivalries.items()):
         if last not in (None, study):

@@ -53,10 +53,7 @@ def split_labels(
         may_train = may_test = np.ones(len(pixels), bool)
     else:
         may_train, may_test = _apart(pixels, classes, separation_px, generator)
-    if train_pixels is None:
-        quotas = _quotas(classes, fraction)
-    else:
-        quotas = _quotas_of(train_pixels, classes, may_train)
+    quotas = _quotas(classes, fraction) if train_pixels is None else _quotas_of(train_pixels, classes, may_train)
     train, validation = _draw(classes, may_train, may_test, quotas, val_fraction, generator)
     test = may_test & ~train & ~validation
     if not test.any():

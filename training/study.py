@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from service.errors import OptionsUnusable, OutputUnwritable, unwritten
 from training.cells import default_config, run_cell
@@ -329,7 +328,7 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
     write_text(path, json.dumps(document) + "\n")
 
 
-def write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
     """The same for arrays."""
     _write_whole(path, lambda file: np.savez_compressed(file, **arrays))
 

@@ -76,5 +76,7 @@ def compare_published(directory: Path) -> str | None:
     parts = [f"# {published.title}: ours beside the paper's Table I, in percent\n"]
     if study["split"] != "random":
         parts.append("The paper drew its pixels at random; this study's split is spatial, which is harder.\n")
+    if not results:
+        parts.append(f"No score function has been run with {100 * FRACTION:g} % of the labels yet.\n")
     parts += [f"## Recipe {name}\n\n{comparison_markdown(published, found)}" for name, found in results.items()]
     return "\n".join(parts)

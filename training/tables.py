@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from training import figures
-from training.findings import Comparison, Method, Study, best, compare_all, compare_with, complete, headline
+from training.findings import (
+    Comparison,
+    Method,
+    Study,
+    best,
+    compare_all,
+    compare_headline,
+    compare_with,
+    complete,
+    headline,
+)
 from training.pages import Block, Paragraph, Picture, Row, Table
 from training.plan import DEFAULT_VARIANT, Amount
 from training.wording import (
@@ -44,28 +55,28 @@ MOST_NAMED = 5  # methods that a sentence lists before it counts them
 def beside_baselines(study: Study, prefix: str) -> Iterator[Block]:
     """A table for every amount of labels, and accuracy against their number."""
     for amount in study.amounts:
-        ours, baselines = study.ours(amount), study.baselines(amount)
-        chosen = headline(ours)
-        if chosen is not None and baselines:
-            yield from _baseline_table(study, amount, [*ours, *baselines], chosen)
+        if study.ours(amount) and study.baselines(amount):
+            yield from _baseline_table(study, amount)
     lines = _lines_by_labels(study)
     if lines:
         yield Picture(f"{prefix}labels", figures.accuracy_by_labels(lines), (
-            "Overall accuracy against the number of labelled pixels to train on; mean and standard deviation over seeds. "
-            "A line that is higher on the left needs fewer labels for the same accuracy; baselines are dashed. Points of "
-            "one amount are set side by side only so that their bars stay visible."
+            "Overall accuracy against the number of labelled pixels to train on; mean and standard deviation over "
+            "seeds. A line that is higher on the left needs fewer labels for the same accuracy; baselines are dashed. "
+            "Points of one amount are set side by side only so that their bars stay visible."
         ))  # fmt: skip
 
 
-def _baseline_table(study: Study, amount: Amount, methods: Sequence[Method], chosen: Method) -> Iterator[Block]:
-    against = compare_with(chosen, [method for method in methods if method is not chosen])
+def _baseline_table(study: Study, amount: Amount) -> Iterator[Block]:
+    ours, baselines = study.ours(amount), study.baselines(amount)
+    methods = [*ours, *baselines]
+    chosen, against = headline(ours), compare_headline(study, amount)
+    assert chosen is not None
     leads = {found.second.label: difference(found) for found in against} | {chosen.label: "reference"}
     seconds = {method.label: mean_fit_seconds(method) for method in methods}
-    first_baseline = next(method for method in methods if method.is_baseline)
     yield Table(
         f"Ours beside the baselines, {labels_of(study, amount)}",
         ["method", "OA", "AA", "kappa", f"lead in OA of {chosen.label}", "seconds to fit"],
-        score_rows(methods, leads, first_baseline, seconds),
+        score_rows(methods, leads, baselines[0], seconds),
         f"{over_seeds(methods)} {MARKS} {NOISE}",
     )
     yield Paragraph(_against(chosen, [found for found in against if found.second.is_baseline]), is_finding=True)
@@ -112,15 +123,16 @@ def score_functions(study: Study, prefix: str) -> Iterator[Block]:
             yield from _table_one(study, amount, recipe, variants, baselines)
         if by_recipe:
             yield Picture(f"{prefix}variants-{amount.id}", _variants_figure(by_recipe, baselines), (
-                f"Table I as a picture, {labels_of(study, amount)}: small marks are seeds, large ones their means. Where the "
-                "small marks of two score functions lie among each other, the order of the large ones says little."
+                f"Table I as a picture, {labels_of(study, amount)}: small marks are seeds, large ones their means. "
+                "Where the small marks of two score functions lie among each other, the order of the large ones says "
+                "little."
             ))  # fmt: skip
         for recipe, variants in by_recipe.items():
             if len(complete(variants)) > 2 and len(complete(variants)[0].seeds) > 1:
                 yield Picture(f"{prefix}pairs-{recipe}-{amount.id}", _pairs_figure(variants), (
-                    f"Every pair of score functions, recipe {recipe}, {labels_of(study, amount)}: by how many points of OA "
-                    "the row is above the column, best mean on top. Shaded and bold: beyond noise in the paired test. "
-                    "Everything else may be chance, however the means are ordered."
+                    f"Every pair of score functions, recipe {recipe}, {labels_of(study, amount)}: by how many points "
+                    "of OA the row is above the column, best mean on top. Shaded and bold: beyond noise in the paired "
+                    "test. Everything else may be chance, however the means are ordered."
                 ))  # fmt: skip
 
 
@@ -151,8 +163,8 @@ def _verdict(leader: Method, methods: Sequence[Method], compared: Sequence[Compa
         return f"{name} has the highest mean, but one seed cannot be told from noise: this is no ranking."
     if not beyond:
         return (
-            f"No two score functions differ beyond noise ({len(tested)} pairs, {counted(len(leader.seeds), 'seed')}): the "
-            f"order of this table, {leader.label} first, is no ranking."
+            f"No two score functions differ beyond noise ({len(tested)} pairs, {counted(len(leader.seeds), 'seed')}): "
+            f"the order of this table, {leader.label} first, is no ranking."
         )
     beaten = [found.second.label for found in beyond if found.first is leader]
     alike = [method.label for method in methods if method is not leader and method.label not in beaten]
@@ -167,7 +179,7 @@ def _verdict(leader: Method, methods: Sequence[Method], compared: Sequence[Compa
     return f"{total}. {name} has the highest mean: it {', but '.join(told)}."
 
 
-def _variants_figure(by_recipe: Mapping[str, Sequence[Method]], baselines: Sequence[Method]) -> figures.Figure:
+def _variants_figure(by_recipe: Mapping[str, Sequence[Method]], baselines: Sequence[Method]) -> Figure:
     labels = list(dict.fromkeys(method.label for variants in by_recipe.values() for method in variants))
     series: dict[str, list[list[float]]] = {}
     for recipe, variants in by_recipe.items():
@@ -179,7 +191,7 @@ def _variants_figure(by_recipe: Mapping[str, Sequence[Method]], baselines: Seque
     return figures.spread([*labels, *(method.label for method in baselines)], series, breaks)
 
 
-def _pairs_figure(variants: Sequence[Method]) -> figures.Figure:
+def _pairs_figure(variants: Sequence[Method]) -> Figure:
     rivals = sorted(complete(variants), key=lambda method: -method.mean)
     place = {method: number for number, method in enumerate(rivals)}
     lead = np.zeros((len(rivals), len(rivals)))
@@ -223,13 +235,14 @@ def _table_two(study: Study, amount: Amount, recipe: str, prefix: str) -> Iterat
         f"Table II, recipe {recipe}, {labels_of(study, amount)}",
         ["configuration", "OA", "AA", "kappa", "OA against the default"],
         rows,
-        f"One thing at a time differs from the default network. {over_seeds(changed)} Within each group: {MARKS} {NOISE}",
+        f"One thing at a time differs from the default network. {over_seeds(changed)} Within each group: {MARKS} "
+        f"{NOISE}",
     )
     if against:
         yield Paragraph(_changes(by_group), is_finding=True)
         yield Picture(f"{prefix}ablations-{recipe}-{amount.id}", _changes_figure(by_group), (
-            f"Table II as differences from the default network, recipe {recipe}, {labels_of(study, amount)}. Left of the "
-            "line the change costs accuracy. A hollow mark may be chance; each tick is one seed."
+            f"Table II as differences from the default network, recipe {recipe}, {labels_of(study, amount)}. Left of "
+            "the line the change costs accuracy. A hollow mark may be chance; each tick is one seed."
         ))  # fmt: skip
 
 
@@ -248,7 +261,7 @@ def _changes(by_group: Mapping[str, Mapping[str, Comparison]]) -> str:
     return f"Beyond noise {'; beyond noise '.join(said)}.{left}"
 
 
-def _changes_figure(by_group: Mapping[str, Mapping[str, Comparison]]) -> figures.Figure:
+def _changes_figure(by_group: Mapping[str, Mapping[str, Comparison]]) -> Figure:
     margins: list[figures.Margin] = []
     breaks: list[int] = []
     for group, changes in by_group.items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from scipy.stats import wasserstein_distance
 from sklearn.covariance import ledoit_wolf
 from sklearn.linear_model import LogisticRegression
 
+from training.calibration import fit_temperature, unlikeliness
 from training.datasets import LabelledScene
 from training.splits import Pixels, Split
 
@@ -31,19 +33,21 @@ WEAKEST_EDGE = 1e-6  # keeps the graph in one piece
 # How hard a pixel is pulled to its own spectrum's answer, where neighbours that look alike pull with about 8 * 0.4.
 PULLS = (math.inf, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 FOLDS = 5
-REPEATS = 3  # of the cross-validation, with other folds
+REPEATS = 2  # of the cross-validation, with other folds
 ASKED_PIXELS = 2000  # whose distances from the labels are looked at
 TOLERANCE = 1e-4  # of probabilities
 MOST_ITERATIONS = 1000
+SMALLEST_PROBABILITY = 1e-4  # one odd pixel must not decide alone
 
 Probabilities = NDArray[np.float32]  # (pixels, classes)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What cross-validation found: the pull, its share of held-out pixels that were right, and that of spectra alone."""
+    """What cross-validation found: the pull, how often it was right about held-out pixels, and how often spectra alone."""
 
     pull: float
+    temperature: float  # of the answers, by the held-out pixels
     accuracy: float
     spectral_accuracy: float
     held_out_px: float  # median distance of a held-out pixel from the nearest label it was judged by
@@ -67,8 +71,8 @@ class Choice:
         )
         return (
             f"taught by {how} (held-out training pixels {100 * self.accuracy:.1f} % right, by spectra alone "
-            f"{100 * self.spectral_accuracy:.1f} %; they lay {self.held_out_px:.0f} px from the labels used, those asked "
-            f"for lie {self.asked_px:.0f} px)"
+            f"{100 * self.spectral_accuracy:.1f} %; they lay {self.held_out_px:.0f} px from the labels used, those "
+            f"asked for lie {self.asked_px:.0f} px)"
         )
 
 
@@ -89,8 +93,11 @@ def teach(scene: LabelledScene, split: Split, seed: int) -> Lesson:
     graph = Graph.of(spectra.components[:, :EDGE_COMPONENTS], scene.valid)
     choice = _choose(spectra, graph, places, classes, split, len(scene.legend), seed)
     probabilities = graph.walk(spectra.classify(places, classes, len(scene.legend)), places, classes, (choice.pull,))[0]
-    probabilities[~scene.valid.ravel()] = 0
-    return Lesson(probabilities, choice)
+    # A walk far from its labels is right more often than it is sure; a network learns sure answers sooner.
+    sharpened = np.power(probabilities, 1 / min(1.0, choice.temperature))
+    sharpened /= np.maximum(sharpened.sum(axis=1, keepdims=True), 1e-30)
+    sharpened[~scene.valid.ravel()] = 0
+    return Lesson(sharpened, choice)
 
 
 def _choose(
@@ -102,9 +109,12 @@ def _choose(
     class_count: int,
     seed: int,
 ) -> Choice:
-    """The pull by which most of the held-out training pixels are found; the strongest of equals."""
-    right = np.zeros(len(PULLS))
-    judged = 0
+    """The pull under which the held-out training pixels are likeliest, each pull with the temperature that suits it.
+
+    Likelihood, because a hundred pixels are too few for shares of right answers to differ by more than chance.
+    """
+    answers: list[list[Probabilities]] = [[] for _ in PULLS]
+    truths: list[NDArray[np.int64]] = []
     held_out_px, asked_px = [], 0.0
     generator = np.random.default_rng(seed)
     for _ in range(REPEATS):
@@ -114,16 +124,24 @@ def _choose(
         for fold in range(FOLDS):
             held = folds.fold_of == fold
             # A class that only the held-out pixels have could not be found by anybody.
-            held_known = held & np.isin(classes, classes[~held])
-            if not held_known.any() or len(np.unique(classes[~held])) < 2:
+            judged = held & np.isin(classes, classes[~held])
+            if not judged.any() or len(np.unique(classes[~held])) < 2:
                 continue
             spectral = spectra.classify(places[~held], classes[~held], class_count)
-            for number, walked in enumerate(graph.walk(spectral, places[~held], classes[~held], PULLS)):
-                right[number] += (walked[places[held_known]].argmax(axis=1) == classes[held_known]).sum()
-            judged += int(held_known.sum())
-    best = int(right.argmax())  # PULLS begins with the strongest
-    accuracy = right / max(1, judged)
-    return Choice(PULLS[best], float(accuracy[best]), float(accuracy[0]), float(np.median(held_out_px)), asked_px)
+            # Labels that lie nearer to the held-out pixels than any lies to those asked for would help too much.
+            distance, _ = cKDTree(split.train[held]).query(split.train)
+            anchors = ~held & (distance >= asked_px)
+            for number, walked in enumerate(graph.walk(spectral, places[anchors], classes[anchors], PULLS)):
+                answers[number].append(walked[places[judged]])
+            truths.append(classes[judged])
+    if not truths:
+        return Choice(math.inf, 1.0, 0.0, 0.0, 0.0, asked_px)
+    truth = np.concatenate(truths)
+    held_out = [np.log(np.maximum(np.concatenate(found), SMALLEST_PROBABILITY)) for found in answers]
+    temperatures = [fit_temperature(logits, truth) for logits in held_out]
+    best = int(np.argmin([unlikeliness(*found) for found in zip(held_out, repeat(truth), temperatures, strict=False)]))
+    accuracy = [float((logits.argmax(axis=1) == truth).mean()) for logits in held_out]
+    return Choice(PULLS[best], temperatures[best], accuracy[best], accuracy[0], float(np.median(held_out_px)), asked_px)
 
 
 @dataclass(frozen=True)
@@ -285,7 +303,7 @@ class Graph:
         known[places, classes] = 1
         from_known = (self.ties @ known)[free]
         inner = self.ties[free][:, free]
-        degree = np.asarray(self.ties.sum(axis=1)).ravel()[free, None]
+        degree = np.asarray(self.ties.sum(axis=1), np.float32).ravel()[free, None]
         found, answer = [], spectral[free]
         for pull in pulls:
             if not math.isinf(pull):

@@ -19,7 +19,7 @@ from training.baselines import score_baselines
 from training.datasets import LabelledFiles, LabelledScene, load_labelled_scene
 from training.evaluate import Scores, classify_pixels, score
 from training.export import export_graph, write_bundle
-from training.fit import RECIPES, EpochReport, Recipe, choose_device, fit, require_checkpoint, separation_px
+from training.fit import RECIPES, EpochReport, Fitted, Recipe, choose_device, fit, require_checkpoint, separation_px
 from training.splits import Pixels, Split, SplitName, split_labels
 
 LARGEST_SEED = 2**31
@@ -36,6 +36,7 @@ class TrainOptions:
     epochs: int | None = None
     batch: int | None = None
     fraction: float = 0.01
+    train_pixels: int | None = None
     val_fraction: float = 0.01
     test_pixels: int | None = None
     split: SplitName = "random"
@@ -44,8 +45,8 @@ class TrainOptions:
     baselines: bool = False
     resume: bool = False
     attention: str = "cosine_squared"
-    head: Head = "pooled"
-    spectral_path: bool = False
+    head: Head | None = None  # None: the recipe's
+    spectral_path: bool = False  # the recipe's own besides
     normalise: Normalise = "both"
     squaring: Squaring | None = None
     positions: Positions = "learnable"
@@ -84,18 +85,24 @@ def train(
     if options.resume:
         require_checkpoint(options.checkpoint)
     scene = load_labelled_scene(options.files)
-    config = _config(options, scene)
+    config = _config(options, scene, recipe)
     split = split_labels(
-        scene.labels, options.split, options.fraction, options.val_fraction, options.seed, separation_px(config)
+        scene.labels,
+        options.split,
+        options.fraction,
+        options.val_fraction,
+        options.seed,
+        separation_px(config),
+        options.train_pixels,
     )
     say(_summary(scene, split))
     for warning in scene.warnings + _split_warnings(scene, split):
         say(f"warning: {warning}")
-    network = fit(
-        scene, split, config, recipe, options.seed, options.device, options.checkpoint, options.resume, report
+    fitted = fit(
+        scene, split, config, recipe, options.seed, options.device, options.checkpoint, options.resume, report, say
     )
     say("exporting and comparing with torch")
-    graph = export_graph(network, scene)
+    graph = export_graph(fitted, scene)
     judged = _judged(split, options)
     say(f"scoring {len(judged)} test pixels")
     session = open_session(graph.SerializeToString(), options.output.name)
@@ -103,8 +110,8 @@ def train(
     class_names = tuple(entry.name for entry in scene.legend)
     scores = score(scene.labels[tuple(judged.T)], found, class_names)
     baselines = score_baselines(scene, split.train, judged, options.seed) if options.baselines else {}
-    record = _record(options, scene, split, config, recipe, scores)
-    bundle = write_bundle(graph, network, scene, options.name or options.output.stem, record, options.output)
+    record = _record(options, scene, split, config, recipe, fitted, scores)
+    bundle = write_bundle(graph, fitted, scene, options.name or options.output.stem, record, options.output)
     options.checkpoint.unlink(missing_ok=True)
     return Trained(bundle, scores, baselines)
 
@@ -124,14 +131,14 @@ def require_writable(output: Path) -> None:
 
 def _recipe(options: TrainOptions) -> Recipe:
     recipe = RECIPES[options.recipe]
-    for name in ("epochs", "batch", "test_pixels"):
+    for name in ("epochs", "batch", "test_pixels", "train_pixels"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise OptionsUnusable(f"--{name.replace('_', '-')} must be at least 1, not {value}")
     return replace(recipe, epochs=options.epochs or recipe.epochs, batch=options.batch or recipe.batch)
 
 
-def _config(options: TrainOptions, scene: LabelledScene) -> ModelConfig:
+def _config(options: TrainOptions, scene: LabelledScene, recipe: Recipe) -> ModelConfig:
     try:
         return ModelConfig(
             bands=scene.cube.shape[-1],
@@ -146,8 +153,8 @@ def _config(options: TrainOptions, scene: LabelledScene) -> ModelConfig:
             normalise=options.normalise,
             squaring=options.squaring,
             positions=options.positions,
-            head=options.head,
-            spectral_path=options.spectral_path,
+            head=options.head or recipe.head,
+            spectral_path=options.spectral_path or recipe.spectral_path,
         )
     except ValueError as error:
         raise OptionsUnusable(str(error)) from error
@@ -176,7 +183,13 @@ def _summary(scene: LabelledScene, split: Split) -> str:
 
 
 def _record(
-    options: TrainOptions, scene: LabelledScene, split: Split, config: ModelConfig, recipe: Recipe, scores: Scores
+    options: TrainOptions,
+    scene: LabelledScene,
+    split: Split,
+    config: ModelConfig,
+    recipe: Recipe,
+    fitted: Fitted,
+    scores: Scores,
 ) -> dict[str, Any]:
     """What the manifest says of the training; enough to find the same split again."""
     rows, cols, bands = scene.cube.shape
@@ -193,6 +206,7 @@ def _record(
         "split": {
             "name": split.name,
             "fraction": options.fraction,
+            "train_pixels": options.train_pixels,
             "val_fraction": options.val_fraction,
             "separation_px": separation_px(config),
             "train": len(split.train),
@@ -201,6 +215,7 @@ def _record(
         },
         "seed": options.seed,
         "recipe": asdict(recipe),
+        "chosen": None if fitted.choice is None else fitted.choice.record(),
         "scores": scores.record(),
         "code_version": version("hyperscene"),
     }

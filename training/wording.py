@@ -67,7 +67,9 @@ def labels_of(study: Study, amount: Amount) -> str:
 
 def short_amount(amount: Amount) -> str:
     """The same where there is little room."""
-    return f"{amount.train_pixels} labels" if amount.train_pixels is not None else f"{100 * (amount.fraction or 0):g} %"
+    if amount.train_pixels is not None:
+        return counted(amount.train_pixels, "label")
+    return f"{100 * (amount.fraction or 0):g}\N{NO-BREAK SPACE}%"
 
 
 def ranks(methods: Sequence[Method], metric: str) -> dict[str, int]:

@@ -1,0 +1,306 @@
+"""The report: what stands in it, in which words, and that it is whole by itself in every light and width."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from model.attention import VARIANTS
+from service.errors import OptionsUnusable
+from tests.browser import running_browser
+from tests.studies import SIXTEEN, MadeUpStudy
+from training import tables
+from training.findings import load_study
+from training.pages import Entry, Heading, Paragraph, Picture, Row, Table, html_page, markdown_page
+from training.plan import BASELINES, DEFAULT_VARIANT, Amount, Cell
+from training.report import write_collection, write_report
+
+ONE, FIVE = Amount(fraction=0.01), Amount(fraction=0.05)
+THREE_CLASSES = ("roof", "grass", "tree")
+SOME = ("cosine_squared", "cosine", "dot_product", "cross_additive")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A study with everything in it, and its report."""
+    made = MadeUpStudy(tmp_path_factory.mktemp("whole") / "study", classes=SIXTEEN, shape=(50, 54))
+    made.add_table_one([ONE, FIVE], ["paper", "strong"], 3, SOME)
+    made.add_table_two(ONE, "paper", 3)
+    made.add_portrait(ONE, points=200)
+    write_report(made.directory)
+    return made.directory
+
+
+@pytest.fixture
+def made(tmp_path) -> MadeUpStudy:
+    return MadeUpStudy(tmp_path / "study", classes=THREE_CLASSES, shape=(24, 24))
+
+
+def test_the_html_is_one_file_without_scripts(whole):
+    page = (whole / "report.html").read_text()
+    assert "<script" not in page
+    assert not re.search(r"\son[a-z]+=", page)
+    addresses = re.findall(r'(?:\bsrc|href)="([^"]*)"', page) + re.findall(r"url\(([^)]*)\)", page)
+    assert all(address.startswith(("#", "data:image/png;base64,")) for address in addresses)
+
+
+def test_every_address_inside_the_html_leads_somewhere_and_only_there(whole):
+    page = (whole / "report.html").read_text()
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', page)) <= set(ids)
+
+
+def test_the_markdown_shows_every_picture_and_there_is_no_other(whole):
+    shown = re.findall(r"\]\(figures/([^)]+)\)", (whole / "report.md").read_text())
+    assert len(shown) == len(set(shown))
+    assert set(shown) == {path.name for path in (whole / "figures").iterdir()}
+
+
+def test_both_forms_hold_the_same_pictures_and_tables(whole):
+    page, text = (whole / "report.html").read_text(), (whole / "report.md").read_text()
+    assert page.count("<svg ") == text.count("![")
+    assert page.count("<table>") == text.count("| --- |")
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        "labels", "variants-f0.01", "variants-f0.05", "pairs-paper-f0.01", "pairs-strong-f0.05", "classes",
+        "ablations-paper-f0.01", "confusion", "map-strong-f0.01-s0", "features-strong-f0.01-s0",
+        "attention-strong-f0.01-s0", "speed-strong-f0.01-s0", "reliability-strong-f0.01-s0", "overview",
+    ],
+)  # fmt: skip
+def test_everything_that_was_measured_has_its_picture(whole, picture):
+    assert (whole / "figures" / f"{picture}.svg").exists()
+
+
+def test_the_same_files_make_the_same_bytes(whole, tmp_path):
+    again = Path(shutil.copytree(whole, tmp_path / "again"))
+    write_report(again)
+    for name in ("report.html", "report.md", "figures/confusion.svg", "figures/features-strong-f0.01-s0.svg"):
+        assert (again / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_pictures_of_an_earlier_report_are_taken_away(made):
+    made.add_table_one([ONE], ["paper"], 2, SOME)
+    (made.directory / "figures").mkdir()
+    (made.directory / "figures" / "map-old.svg").touch()
+    write_report(made.directory)
+    assert not (made.directory / "figures" / "map-old.svg").exists()
+
+
+def test_a_study_without_cells_has_a_report_that_says_so(made):
+    write_report(made.directory)
+    assert "No cell is finished yet" in (made.directory / "report.md").read_text()
+    assert not (made.directory / "figures").exists()
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Cell("baselines", "svm", None, ONE, 0),
+        Cell("variants", DEFAULT_VARIANT, "paper", ONE, 0),
+        Cell("variants", "cosine", "strong", ONE, 3),
+        Cell("ablations", "heads_2", "paper", ONE, 0),
+        Cell("portrait", DEFAULT_VARIANT, "strong", ONE, 0),
+    ],
+    ids=lambda cell: cell.id,
+)
+def test_any_cell_alone_makes_a_report(made, cell):
+    made.add(cell)
+    write_report(made.directory)
+    assert "1 finished cell over 1 seed" in (made.directory / "report.md").read_text()
+
+
+def test_what_was_not_measured_has_no_heading(made):
+    made.add_table_one([ONE], ["paper"], 2, (DEFAULT_VARIANT,))
+    write_report(made.directory)
+    headings = re.findall(r"^## (.*)", (made.directory / "report.md").read_text(), re.MULTILINE)
+    assert headings == ["In short", "Ours beside the baselines", "Classes", "Calibration"]
+
+
+def test_arrays_that_cannot_be_read_are_refused_with_the_remedy(made):
+    made.add_portrait(ONE, points=20)
+    next((made.directory / "cells").glob("*.npz")).write_bytes(b"PK\x03\x04 cut short")
+    with pytest.raises(OptionsUnusable, match="delete it"):
+        write_report(made.directory)
+
+
+def test_names_that_look_like_markup_stay_text(tmp_path):
+    made = MadeUpStudy(tmp_path / "study", "<b>a|b</b>.tif", classes=("<i>roof", "$x$ | *y*"), shape=(24, 24))
+    made.add_table_one([ONE], ["paper"], 2, SOME[:2])
+    made.add_portrait(ONE, points=20)
+    write_report(made.directory)
+    page, text = (made.directory / "report.html").read_text(), (made.directory / "report.md").read_text()
+    assert "<b>a" not in page
+    assert "&lt;b&gt;a|b" in page
+    assert r"\<b\>a\|b" in text
+
+
+# Tables and words
+
+
+def blocks_of(made: MadeUpStudy, chapter=tables.score_functions) -> list:
+    return list(chapter(load_study(made.directory), ""))
+
+
+def findings_of(blocks) -> str:
+    return " ".join(block.text for block in blocks if isinstance(block, Paragraph) and block.is_finding)
+
+
+def table_of(blocks) -> Table:
+    return next(block for block in blocks if isinstance(block, Table))
+
+
+def add_variants(made: MadeUpStudy, errors: dict[str, list[float]]) -> None:
+    """Score functions whose overall accuracies are set, seed by seed, as 100 minus the error."""
+    for name, values in errors.items():
+        for seed, error in enumerate(values):
+            cell = Cell("baselines" if name in BASELINES else "variants", name, "paper", ONE, seed)
+            record = made.add(cell)
+            record["scores"] |= {"oa": 1 - error / 100, "aa": 1 - error / 100, "kappa": 1 - error / 100}
+            (made.directory / "cells" / f"{cell.id}.json").write_text(json.dumps(record))
+
+
+def test_table_one_has_the_papers_order_and_baselines_below_a_rule(made):
+    made.add_table_one([ONE], ["paper"], 2)
+    table = table_of(blocks_of(made))
+    names = [row.name for row in table.rows]
+    assert names == [name.replace("_", " ") for name in VARIANTS] + list(BASELINES.values())
+    assert [row.name for row in table.rows if row.is_ruled] == ["logistic regression"]
+
+
+def test_best_second_and_third_are_marked_in_every_column(made):
+    add_variants(made, {"cosine": [4, 4.2], "additive": [2, 2.1], "dot_product": [3, 3.1], "self_attention": [9, 9]})
+    ranks = {row.name: [entry.rank for entry in row.entries[:3]] for row in table_of(blocks_of(made)).rows}
+    assert ranks == {"additive": [1] * 3, "dot product": [2] * 3, "cosine": [3] * 3, "self attention": [0] * 3}
+
+
+def test_marks_are_seen_without_colour():
+    table = Table("T", ["a", "b"], [Row("x", [Entry("9", 1)]), Row("y", [Entry("8", 2)]), Row("z", [Entry("7", 3)])])
+    page, text = html_page("t", [table]), markdown_page("t", [table])
+    for mark in "①②③":
+        assert mark in page
+        assert mark in text
+    assert "**9** ①" in text
+
+
+def test_a_mean_over_fewer_seeds_is_told_and_not_marked(made):
+    add_variants(made, {"cosine": [4, 4.2], "additive": [1], "dot_product": [3, 3.1]})
+    rows = {row.name: row for row in table_of(blocks_of(made)).rows}
+    assert rows["additive (1 of 2 seeds)"].entries[0].rank == 0
+    assert rows["dot product"].entries[0].rank == 1
+
+
+def test_noise_is_not_called_a_ranking(made):
+    add_variants(made, {"cosine": [5, 3, 6], "additive": [4, 6, 3], "dot_product": [3, 5, 5]})
+    assert "No two score functions differ beyond noise" in findings_of(blocks_of(made))
+
+
+def test_a_difference_beyond_noise_is_named(made):
+    errors = {"cosine": [5, 3, 6, 4], "additive": [5.2, 2.9, 6.1, 4], "dot_product": [25.1, 23, 26, 24.2]}
+    add_variants(made, errors)
+    said = findings_of(blocks_of(made))
+    assert "2 of the 3 pairs of score functions differ beyond noise" in said
+    assert "is beyond noise above dot product, but cannot be told apart from additive" in said
+
+
+def test_one_seed_is_no_ranking(made):
+    add_variants(made, {"cosine": [5], "additive": [4]})
+    assert "this is no ranking" in findings_of(blocks_of(made))
+
+
+def test_every_group_of_table_two_holds_the_default_network_where_the_paper_has_it(made):
+    made.add_table_one([ONE], ["paper"], 2, (DEFAULT_VARIANT,))
+    made.add_table_two(ONE, "paper", 2)
+    names = [row.name for row in table_of(blocks_of(made, tables.ablations)).rows]
+    assert names[:5] == ["Normalization", "None", "Query only", "Key only", "Query + Key"]
+    assert names[5:10] == ["Squaring strategy", "Cosine", "|cosine|", "Cosine²", "Temp.-scaled cosine²"]
+    assert names[-5:] == ["Spectral noise", "none added", "30 dB", "20 dB", "10 dB"]
+    assert names.count("16 x 16") == names.count("4 heads") == names.count("4 layers") == names.count("64") == 1
+
+
+def test_table_two_without_the_default_network_still_shows_its_rows(made):
+    made.add(Cell("ablations", "heads_2", "paper", ONE, 0))
+    blocks = blocks_of(made, tables.ablations)
+    assert [row.name for row in table_of(blocks).rows] == ["Head number", "2 heads"]
+    assert not any(isinstance(block, Picture) for block in blocks)
+
+
+@pytest.mark.parametrize(
+    ("ours", "said"),
+    [
+        ([5, 6, 5.5], "Ours is above the best baseline, beyond noise (1 of 1). 1\u00a0%"),
+        ([35, 36, 35.5], "Ours is below the best baseline, beyond noise (1 of 1). 1\u00a0%"),
+        ([20, 21, 20.6], "Ours and the best baseline cannot be told apart (1 of 1). 1\u00a0%"),
+    ],
+)
+def test_the_first_words_say_who_wins(made, ours, said):
+    add_variants(made, {DEFAULT_VARIANT: ours, "svm": [20.3, 20.8, 20.7], "random_forest": [30, 31, 30.5]})
+    for path in (made.directory / "cells").glob("variants-*.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"mapped": None}))
+    write_report(made.directory)
+    text = (made.directory / "report.md").read_text()
+    assert text.split("## In short\n\n> ")[1].startswith(said)
+    assert "against SVM" in text
+
+
+# Collections
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory) -> Path:
+    """Two scenes in folders of the same name, with other amounts each."""
+    root = tmp_path_factory.mktemp("collection")
+    for folder, name, split, amounts in (
+        ("a/study", "Indian_pines.mat", "random", [ONE, FIVE]),
+        ("b/study", "SalinasA.mat", "spatial", [Amount(train_pixels=count) for count in (100, 200, 500)]),
+    ):
+        made = MadeUpStudy(root / folder, name, split, THREE_CLASSES, (24, 24))
+        made.add_table_one(amounts, ["strong"], 2, (DEFAULT_VARIANT,))
+    write_collection([root / "a/study", root / "b/study"], root / "out")
+    return root / "out"
+
+
+def test_a_collection_begins_with_a_line_for_every_scene_and_amount(collection):
+    table = (collection / "report.md").read_text().split("| --- |")[1]
+    names = re.findall(r"^\| (.*?) \|", table, re.MULTILINE)
+    assert names[:7] == [
+        "**Indian pines, random split**", "1\u00a0% (4 labels)", "5\u00a0% (19 labels)",
+        "**SalinasA, spatial split**", "100 labels", "200 labels", "500 labels",
+    ]  # fmt: skip
+
+
+def test_studies_in_folders_of_one_name_keep_their_pictures_apart(collection):
+    assert {"1-study-labels.svg", "2-study-labels.svg"} <= {path.name for path in (collection / "figures").iterdir()}
+
+
+def test_a_collection_has_a_part_for_every_study(collection):
+    text = (collection / "report.md").read_text()
+    headings = re.findall(r"^## (.*)", text, re.MULTILINE)
+    assert headings == ["In short", "Indian pines, random split", "SalinasA, spatial split"]
+    assert text.count("### Ours beside the baselines") == 2
+
+
+def test_headings_of_one_name_have_addresses_of_their_own():
+    page = html_page("t", [Heading("A b"), Heading("A b", 3), Heading("A b"), Heading("!")])
+    assert re.findall(r'<h\d id="([^"]+)"', page) == ["a-b", "a-b_2", "a-b_3", "part"]
+
+
+# In a browser
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+def test_the_page_fits_its_window_and_is_for_everybody(whole, width, scheme):
+    with running_browser() as browser:
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.goto((whole / "report.html").as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]})
+    assert found.violations_count == 0, found.generate_report()
