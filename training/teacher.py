@@ -44,7 +44,7 @@ Probabilities = NDArray[np.float32]  # (pixels, classes)
 
 @dataclass(frozen=True)
 class Choice:
-    """What cross-validation found: the pull, how often it was right about held-out pixels, and how often spectra alone."""
+    """What cross-validation found: the pull, and how often it and spectra alone were right about held-out pixels."""
 
     pull: float
     temperature: float  # of the answers, by the held-out pixels
@@ -309,7 +309,7 @@ class Graph:
             if not math.isinf(pull):
                 answer = _solve(inner, degree + pull, from_known + pull * spectral[free], answer)
             whole = known.copy()
-            whole[free] = answer
+            whole[free] = np.maximum(answer, 0)  # the solver's rounding may go below
             found.append(whole)
         return found
 
