@@ -12,6 +12,7 @@ from model.bundle import load_bundle, open_session, run_graph
 from service.errors import BundleUnfaithful, OutputUnwritable
 from tests import scenes
 from training.export import PROBABILITY_TOLERANCE, compare_with_torch, export_graph, write_bundle
+from training.fit import Fitted
 
 SCENE = scenes.labelled_scene()
 SMALL = {"bands": 6, "classes": 4, "patch_px": 4, "width": 8, "depth": 1, "heads": 2, "mlp_width": 8}
@@ -62,7 +63,7 @@ def test_every_weight_of_it_learns(changes):
 @pytest.mark.parametrize("changes", NETWORKS.values(), ids=NETWORKS.keys())
 def test_the_exported_graph_answers_as_torch(changes):
     net = network(**changes)
-    session = open_session(export_graph(net, SCENE).SerializeToString(), "exported")
+    session = open_session(export_graph(Fitted(net), SCENE).SerializeToString(), "exported")
     cube, centers = SCENE.cube[3:20, 2:17], np.array([[0, 0], [8, 8], [16, 14], [5, 11]])
     with torch.inference_mode():
         expected = classifier(net)(torch.from_numpy(cube), torch.from_numpy(centers)).numpy()
@@ -73,7 +74,7 @@ def test_the_exported_graph_answers_as_torch(changes):
 @pytest.fixture(scope="module")
 def exported() -> tuple[Transformer, onnx.ModelProto]:
     net = network()
-    return net, export_graph(net, SCENE)
+    return net, export_graph(Fitted(net), SCENE)
 
 
 def test_a_graph_with_another_weight_fails_the_comparison(exported):
@@ -88,7 +89,7 @@ def test_a_graph_with_another_weight_fails_the_comparison(exported):
 def test_a_bundle_carries_all_that_serving_needs(exported, tmp_path):
     net, graph = exported
     path = tmp_path / "b.onnx"
-    bundle = write_bundle(graph, net, SCENE, "fields", {"seed": 7}, path)
+    bundle = write_bundle(graph, Fitted(net), SCENE, "fields", {"seed": 7}, path)
     manifest = bundle.manifest
     assert [entry.name for entry in SCENE.legend] == manifest.class_names
     np.testing.assert_allclose(manifest.band_mean, SCENE.band_mean)
@@ -106,8 +107,8 @@ def test_a_bundle_carries_all_that_serving_needs(exported, tmp_path):
 
 def test_the_same_network_gives_the_same_bytes(exported, tmp_path):
     net, graph = exported
-    first = write_bundle(export_graph(net, SCENE), net, SCENE, "x", {}, tmp_path / "first.onnx")
-    second = write_bundle(graph, net, SCENE, "x", {}, tmp_path / "second.onnx")
+    first = write_bundle(export_graph(Fitted(net), SCENE), Fitted(net), SCENE, "x", {}, tmp_path / "first.onnx")
+    second = write_bundle(graph, Fitted(net), SCENE, "x", {}, tmp_path / "second.onnx")
     assert first.sha256 == second.sha256
 
 
@@ -120,5 +121,5 @@ def test_no_path_of_the_machine_travels_in_a_bundle(exported):
 def test_an_output_folder_that_is_not_there_is_refused_and_leaves_nothing(exported, tmp_path):
     net, graph = exported
     with pytest.raises(OutputUnwritable, match="choose another folder"):
-        write_bundle(graph, net, SCENE, "x", {}, tmp_path / "missing" / "b.onnx")
+        write_bundle(graph, Fitted(net), SCENE, "x", {}, tmp_path / "missing" / "b.onnx")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Fitting: the same seed gives the same weights, micro-batches change nothing, and a stopped run goes on."""
+"""Fitting: a seed gives its weights, micro-batches change nothing, a stopped run goes on, test labels stay unseen."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def test_the_papers_recipe_is_the_papers():
 
 
 def test_a_seed_gives_the_same_weights_and_another_does_not():
-    first, again, other = (fit(SCENE, SPLIT, small(), recipe(), seed) for seed in (1, 1, 2))
+    first, again, other = (fit(SCENE, SPLIT, small(), recipe(), seed).network for seed in (1, 1, 2))
     assert same_weights(first, again)
     assert not same_weights(first, other)
 
@@ -50,19 +50,20 @@ def test_a_seed_gives_the_same_weights_and_another_does_not():
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_head_learns_an_easy_scene_by_every_recipe(head, name):
-    net = fit(SCENE, SPLIT, small(head=head), recipe(name, epochs=25, learning_rate=1e-2), 0)
+    net = fit(SCENE, SPLIT, small(head=head), recipe(name, epochs=25, learning_rate=1e-2), 0).network
     found = predict(net, PatchSource(SCENE, 4, CPU), SPLIT.test)
     assert (found == SCENE.labels[tuple(SPLIT.test.T)]).mean() > 0.85
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_micro_batches_give_the_gradient_of_the_whole_batch(head, monkeypatch):
+@pytest.mark.parametrize("name", RECIPES)
+def test_micro_batches_give_the_gradient_of_the_whole_batch(head, name, monkeypatch):
     weights = []
     for patches_at_once in (3, 1000):
         monkeypatch.setattr(fitting, "CPU_TOKENS_AT_ONCE", patches_at_once * 16)
-        # Tokens are drawn per micro-batch and dropout per call; without them both must take the same step.
-        plain = recipe(token_share=1.0, epochs=2)
-        weights.append(fit(SCENE, SPLIT, small(head=head, dropout=0.0), plain, 0).state_dict())
+        # Dropout is drawn per call; without it both must take the same step.
+        fitted = fit(SCENE, SPLIT, small(head=head, dropout=0.0), recipe(name, epochs=2), 0)
+        weights.append(fitted.network.state_dict())
     for name, first in weights[0].items():
         torch.testing.assert_close(first, weights[1][name], atol=2e-5, rtol=1e-3)
 
@@ -74,11 +75,11 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, stop_after):
             raise KeyboardInterrupt
 
     checkpoint = tmp_path / "run.checkpoint"
-    undisturbed = fit(SCENE, SPLIT, small(), recipe(), 0)
+    undisturbed = fit(SCENE, SPLIT, small(), recipe(), 0).network
     with pytest.raises(KeyboardInterrupt):
         fit(SCENE, SPLIT, small(), recipe(), 0, checkpoint=checkpoint, report=stop)
     seen = []
-    resumed = fit(SCENE, SPLIT, small(), recipe(), 0, checkpoint=checkpoint, resume=True, report=seen.append)
+    resumed = fit(SCENE, SPLIT, small(), recipe(), 0, checkpoint=checkpoint, resume=True, report=seen.append).network
     assert same_weights(undisturbed, resumed)
     assert [report.epoch for report in seen] == list(range(stop_after + 1, 5))
 
@@ -126,19 +127,19 @@ def test_one_cycle_rises_to_its_peak_and_falls_to_almost_nothing():
 
 def test_every_training_pixel_is_drawn_once_an_epoch_with_its_own_label():
     source, targets = PatchSource(SCENE, 4, CPU), targets_of(SCENE, SPLIT)
-    batches = list(draw_batches(source, torch.from_numpy(SPLIT.train), targets, small(), recipe(), CPU))
+    batches = list(draw_batches(source, torch.from_numpy(SPLIT.train), small(), recipe(taught=False), CPU))
     centers = torch.cat([batch.places[:, 2, 2] for batch in batches])
     expected = SPLIT.train[:, 0] * SCENE.labels.shape[1] + SPLIT.train[:, 1]
     assert sorted(centers.tolist()) == sorted(expected.tolist())
-    labels = torch.cat([batch.targets for batch in batches])
-    assert labels.tolist() == (SCENE.labels.flatten()[centers].astype(int) - 1).tolist()
+    assert targets[centers].tolist() == (SCENE.labels.flatten()[centers].astype(int) - 1).tolist()
 
 
 def test_the_token_head_is_supervised_by_training_pixels_only():
     source, targets = PatchSource(SCENE, 4, CPU), targets_of(SCENE, SPLIT)
     trained = set((SPLIT.train[:, 0] * SCENE.labels.shape[1] + SPLIT.train[:, 1]).tolist())
-    for batch in draw_batches(source, torch.from_numpy(SPLIT.train), targets, small(head="token"), recipe(), CPU):
-        supervised = batch.targets >= 0
+    untaught = recipe(taught=False)
+    for batch in draw_batches(source, torch.from_numpy(SPLIT.train), small(head="token"), untaught, CPU):
+        supervised = targets[batch.places] >= 0
         assert set(batch.places[supervised].tolist()) <= trained
         assert supervised.flatten(1).any(dim=1).all()  # every patch holds the pixel it was drawn for
         assert not supervised.all()
@@ -150,16 +151,16 @@ def test_eight_symmetries_are_all_different_and_keep_the_pixels():
     assert set(places[:, 2, 2].tolist()) == {12 * 28 + 12}
 
 
-@pytest.mark.parametrize("head", ["pooled", "centre"])
+@pytest.mark.parametrize("head", HEADS)
 def test_a_part_of_the_tokens_always_holds_the_centre_and_each_token_once(head):
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
-        kept = fitting.draw_kept(small(head=head), 0.5, generator)
+        kept = fitting.draw_kept(small(head=head), recipe(token_share=0.5), generator)
         assert kept[0] == 2 * 4 + 2
         assert len(kept) == len(set(kept.tolist())) == 8
         assert set(kept.tolist()) <= set(range(16))
-    assert fitting.draw_kept(small(head="token"), 0.5, generator) is None
-    assert fitting.draw_kept(small(head=head), 1.0, generator) is None
+    assert fitting.draw_kept(small(head="token"), recipe(token_share=0.5, taught=False), generator) is None
+    assert fitting.draw_kept(small(head=head), recipe(token_share=1.0), generator) is None
 
 
 def test_a_spectral_path_starts_from_logistic_regression_and_stays_frozen():
@@ -169,7 +170,7 @@ def test_a_spectral_path_starts_from_logistic_regression_and_stays_frozen():
     fitting.fit_spectral_path(net, SCENE, SPLIT.train)
     found = predict(net, PatchSource(SCENE, 4, CPU), SPLIT.train)
     assert (found == SCENE.labels[tuple(SPLIT.train.T)]).mean() > 0.9
-    trained = fit(SCENE, SPLIT, config, recipe(), 0)
+    trained = fit(SCENE, SPLIT, config, recipe(taught=False), 0).network
     assert torch.equal(net.spectral_path.weight, trained.spectral_path.weight)
     assert trained.classifier.weight.abs().sum() > 0
 
@@ -177,9 +178,32 @@ def test_a_spectral_path_starts_from_logistic_regression_and_stays_frozen():
 def test_two_classes_have_a_spectral_path_too():
     scene = scenes.labelled_scene(20, 20, classes=2)
     split = split_labels(scene.labels, "random", 0.1, 0.0, 0, 4)
-    net = fit(scene, split, small(classes=2, spectral_path=True), recipe(epochs=1), 0)
+    net = fit(scene, split, small(classes=2, spectral_path=True), recipe(epochs=1), 0).network
     found = predict(net, PatchSource(scene, 4, CPU), split.test)
     assert (found == scene.labels[tuple(split.test.T)]).mean() > 0.9
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_labels_that_do_not_train_or_validate_change_nothing(name):
+    """The whole scene is looked at, its labels are not."""
+    rows, cols = SPLIT.test.T
+    labels = SCENE.labels.copy()
+    labels[rows, cols] = labels[rows, cols] % 4 + 1
+    other = replace(SCENE, labels=labels)
+    first, second = (fit(scene, SPLIT, small(head="token"), recipe(name, epochs=2), 0) for scene in (SCENE, other))
+    assert same_weights(first.network, second.network)
+    assert (first.temperature, first.choice) == (second.temperature, second.choice)
+
+
+def test_pixels_without_data_are_no_lesson():
+    """What invalid pixels hold is the scene's mean; a network must not learn that it is a class."""
+    valid = SCENE.valid.copy()
+    valid[:, :10] = False
+    scene = replace(SCENE, valid=valid, labels=np.where(valid, SCENE.labels, 0))
+    split = split_labels(scene.labels, "random", 0.1, 0.05, 0, 4)
+    fitted = fit(scene, split, small(head="token", spectral_path=True), recipe(epochs=25), 0)
+    found = predict(fitted.network, PatchSource(scene, 4, CPU), split.test)
+    assert (found == scene.labels[tuple(split.test.T)]).mean() > 0.85
 
 
 def test_cuda_that_is_not_there_is_refused():

@@ -212,11 +212,14 @@ def test_torch_and_the_map_agree_pixel_by_pixel(tmp_path):
     from tests.scenes import labelled_scene
     from training.export import export_graph
     from training.export import write_bundle as write_trained
+    from training.fit import Fitted
 
     scene = labelled_scene(rows=21, cols=19)
     for head in ("pooled", "centre"):
         network = Transformer(ModelConfig(6, 4, head=head, width=16, depth=2, mlp_width=16)).eval()
-        bundle = write_trained(export_graph(network, scene), network, scene, "t", {}, tmp_path / f"{head}.onnx")
+        bundle = write_trained(
+            export_graph(Fitted(network), scene), Fitted(network), scene, "t", {}, tmp_path / f"{head}.onnx"
+        )
         classifier = SceneClassifier(network, torch.tensor(scene.band_mean), torch.tensor(scene.band_std)).eval()
         with torch.inference_mode():
             every = torch.from_numpy(np.argwhere(np.ones((21, 19), bool)))

@@ -1,5 +1,7 @@
 """Splits: the paper's shares, drawn per class, and blocks that share no patch."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from model.architecture import HEADS, ModelConfig
 from service.errors import LabelsUnusable
 from tests.scenes import labelled_scene, quadrants
-from training.fit import RECIPES, PatchSource, draw_batches, separation_px, training_targets
+from training.fit import RECIPES, PatchSource, draw_batches, separation_px
 from training.splits import Split, split_labels
 
 
@@ -70,16 +72,17 @@ def test_a_spatial_split_shares_no_pixel_between_train_and_test_patches(rows, co
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_patches_as_training_draws_them_share_no_pixel_with_a_test_patch(head, recipe):
+@pytest.mark.parametrize("name", RECIPES)
+def test_patches_as_training_draws_them_share_no_pixel_with_a_test_patch(head, name):
+    recipe = replace(RECIPES[name], taught=False)  # a taught one lays patches everywhere, and no label comes with them
     scene = labelled_scene(96, 90)
     config = ModelConfig(bands=6, classes=4, head=head)
-    split = split_labels(scene.labels, "spatial", 0.05, 0.0, 0, separation_px(config))
+    split = split_labels(scene.labels, "spatial", 0.05, 0.0, 0, separation_px(config, recipe))
     source = PatchSource(scene, 16, torch.device("cpu"))
-    targets, centers = training_targets(scene, split), torch.from_numpy(split.train)
+    centers = torch.from_numpy(split.train)
     trained: set[int] = set()
     for _ in range(10):
-        for batch in draw_batches(source, centers, targets, config, recipe, torch.device("cpu")):
+        for batch in draw_batches(source, centers, config, recipe, torch.device("cpu")):
             trained |= set(batch.places.flatten().tolist())
     tested = set(source.places(torch.from_numpy(split.test)).flatten().tolist())
     assert trained
@@ -114,3 +117,24 @@ def test_shares_that_leave_nothing_to_test_are_refused():
 def test_shares_outside_zero_to_one_are_refused(fraction, val_fraction):
     with pytest.raises(LabelsUnusable, match="below 1"):
         split_labels(quadrants(9, 9), "random", fraction, val_fraction, 0, 16)
+
+
+@pytest.mark.parametrize("name", ["random", "spatial"])
+@pytest.mark.parametrize("count", [20, 101, 300])
+def test_a_number_of_training_pixels_is_spread_over_the_classes_as_the_labels_are(name, count):
+    labels = label_map(120, 100, 3, 0)
+    labels[60:63, 40:43] = 4
+    split = split_labels(labels, name, 0.0, 0.01, 0, 16, train_pixels=count)
+    assert len(split.train) == count
+    shares = np.bincount(labels[labels > 0])[1:] / (labels > 0).sum()
+    drawn = np.bincount(labels[tuple(split.train.T)], minlength=5)[1:]
+    assert drawn.min() >= 1
+    assert np.abs(drawn - np.maximum(1, count * shares)).max() <= 2
+
+
+def test_a_class_that_lacks_pixels_to_train_on_is_made_up_for_by_others():
+    labels = label_map(120, 100, 2, 0)
+    available = int((labels > 0).sum())
+    split = split_labels(labels, "spatial", 0.0, 0.0, 0, 16, train_pixels=available)
+    assert 0 < len(split.train) < available
+    assert len(split.test) > 0

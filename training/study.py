@@ -19,8 +19,8 @@ import numpy as np
 from service.errors import OptionsUnusable, OutputUnwritable, unwritten
 from training.cells import default_config, run_cell
 from training.datasets import LabelledFiles, LabelledScene, load_labelled_scene
-from training.fit import choose_device, separation_px
-from training.plan import ABLATIONS, Amount, Asked, Cell, plan_cells
+from training.fit import RECIPES, choose_device, separation_px
+from training.plan import ABLATIONS, DEFAULT_RECIPE, Amount, Asked, Cell, plan_cells
 from training.published import PUBLISHED, load_published
 from training.splits import Split, SplitName, split_labels
 
@@ -128,11 +128,11 @@ def _require_usable(options: StudyOptions) -> None:
 
 def _warnings(options: StudyOptions, scene: LabelledScene) -> list[str]:
     """What a reader of the tables should know: all cells share a split, which keeps the default patches apart."""
-    apart = separation_px(default_config(scene))
+    apart = separation_px(default_config(scene), RECIPES[DEFAULT_RECIPE])
     too_near = [
         name
         for name in options.asked.ablations
-        if separation_px(default_config(scene, dict(ABLATIONS[name].change))) > apart
+        if separation_px(default_config(scene, dict(ABLATIONS[name].change)), RECIPES[DEFAULT_RECIPE]) > apart
     ]
     if options.split == "random" or not too_near:
         return []
@@ -308,7 +308,7 @@ class Splits:
 
     def _draw(self, amount: Amount, seed: int) -> Split:
         options, labels = self._options, self._scene.labels
-        apart = separation_px(default_config(self._scene))
+        apart = separation_px(default_config(self._scene), RECIPES[DEFAULT_RECIPE])
         if amount.train_pixels is None:
             assert amount.fraction is not None
             split = split_labels(labels, options.split, amount.fraction, options.val_fraction, seed, apart)

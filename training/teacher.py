@@ -10,6 +10,7 @@ labels, with pixels held out that lie as far from the others as the pixels asked
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -179,7 +180,10 @@ def matched_folds(train: Pixels, asked: Pixels, generator: np.random.Generator) 
 def _clump(train: Pixels, clumps: int, generator: np.random.Generator) -> NDArray[np.int64]:
     if clumps >= len(train):
         return np.arange(len(train))
-    return kmeans2(train.astype(np.float64), clumps, minit="points", seed=generator)[1].astype(np.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of clumps that stay empty, which are as good as none
+        _, clump_of = kmeans2(train.astype(np.float64), clumps, minit="points", seed=generator)
+    return clump_of.astype(np.int64)
 
 
 def _deal(clump_of: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:

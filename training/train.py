@@ -92,7 +92,7 @@ def train(
         options.fraction,
         options.val_fraction,
         options.seed,
-        separation_px(config),
+        separation_px(config, recipe),
         options.train_pixels,
     )
     say(_summary(scene, split))
@@ -208,7 +208,7 @@ def _record(
             "fraction": options.fraction,
             "train_pixels": options.train_pixels,
             "val_fraction": options.val_fraction,
-            "separation_px": separation_px(config),
+            "separation_px": separation_px(config, recipe),
             "train": len(split.train),
             "validation": len(split.validation),
             "test": len(split.test),

@@ -1,0 +1,130 @@
+"""The teacher: answers for the whole scene from few labels, and trusts neighbours only where that was seen to help."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests import scenes
+from training.splits import Split, split_labels
+from training.teacher import PULLS, Graph, Spectra, matched_folds, teach
+
+ROWS, COLS, BANDS = 48, 40, 8
+
+
+def noisy_scene(noise: float, seed: int = 0, mixed: bool = False):
+    """Four materials in large fields, or mixed pixel by pixel; every pixel is labelled."""
+    generator = np.random.default_rng(seed)
+    rows, cols = np.mgrid[:ROWS, :COLS]
+    materials = (rows >= ROWS // 2) * 2 + (cols >= COLS // 2)
+    if mixed:
+        materials = generator.integers(0, 4, (ROWS, COLS))
+    spectra = generator.normal(size=(4, BANDS))
+    cube = (spectra[materials] + generator.normal(size=(ROWS, COLS, BANDS)) * noise).astype(np.float32)
+    scene = scenes.labelled_scene(ROWS, COLS, bands=BANDS)
+    known = cube.reshape(-1, BANDS)
+    return replace(
+        scene,
+        cube=cube,
+        labels=(materials + 1).astype(np.uint16),
+        valid=np.ones((ROWS, COLS), bool),
+        band_mean=known.mean(axis=0),
+        band_std=known.std(axis=0),
+    )
+
+
+def share_right(probabilities, scene, pixels) -> float:
+    found = probabilities.reshape(ROWS, COLS, -1)[tuple(pixels.T)].argmax(axis=1) + 1
+    return float((found == scene.labels[tuple(pixels.T)]).mean())
+
+
+def test_in_large_fields_neighbours_are_trusted_and_help():
+    scene = noisy_scene(2.0)
+    split = split_labels(scene.labels, "random", 0.02, 0.0, 0, 5)
+    lesson = teach(scene, split, 0)
+    assert lesson.choice.pull < 1
+    assert lesson.choice.accuracy > lesson.choice.spectral_accuracy
+    places = np.ravel_multi_index(tuple(split.train.T), (ROWS, COLS))
+    alone = Spectra.of(scene).classify(places, scene.labels.ravel()[places].astype(int) - 1, 4)
+    assert share_right(lesson.probabilities, scene, split.test) > share_right(alone, scene, split.test) + 0.1
+
+
+def test_where_every_pixel_differs_from_its_neighbours_spectra_are_trusted():
+    scene = noisy_scene(0.7, mixed=True)
+    split = split_labels(scene.labels, "random", 0.05, 0.0, 0, 5)
+    lesson = teach(scene, split, 0)
+    assert lesson.choice.pull >= 1
+    assert share_right(lesson.probabilities, scene, split.test) > 0.8
+    assert "spectra" in str(lesson.choice)
+
+
+def test_answers_are_probabilities_agree_with_the_labels_and_leave_out_what_holds_no_data():
+    scene = noisy_scene(1.0)
+    valid = scene.valid.copy()
+    valid[10:14] = False
+    scene = replace(scene, valid=valid, labels=np.where(valid, scene.labels, 0))
+    split = split_labels(scene.labels, "random", 0.02, 0.0, 0, 5)
+    lesson = teach(scene, split, 0)
+    sums = lesson.probabilities.sum(axis=1).reshape(ROWS, COLS)
+    assert (sums[10:14] == 0).all()
+    np.testing.assert_allclose(sums[valid], 1, atol=1e-5)
+    assert lesson.probabilities.min() >= 0
+    assert share_right(lesson.probabilities, scene, split.train) == 1
+
+
+def test_a_seed_gives_the_same_lesson():
+    scene = noisy_scene(1.0)
+    split = split_labels(scene.labels, "random", 0.02, 0.0, 0, 5)
+    first, again = teach(scene, split, 3), teach(scene, split, 3)
+    assert first.choice == again.choice
+    np.testing.assert_array_equal(first.probabilities, again.probabilities)
+
+
+@pytest.mark.parametrize("labels_per_class", [1, 2])
+def test_one_or_two_labels_a_class_are_enough_to_begin_with(labels_per_class):
+    scene = noisy_scene(0.5)
+    train = np.concatenate([np.argwhere(scene.labels == value)[50 : 50 + labels_per_class] for value in range(1, 5)])
+    test = np.argwhere(scene.labels > 0)[::7]
+    lesson = teach(scene, Split("random", train, train[:0], test), 0)
+    assert np.isfinite(lesson.probabilities).all()
+    assert share_right(lesson.probabilities, scene, test) > 0.8
+
+
+def test_a_scene_of_one_line_and_one_of_constant_bands_have_a_teacher():
+    scene = noisy_scene(0.3)
+    line = replace(scene, cube=scene.cube[:1], valid=scene.valid[:1], labels=scene.labels[:1])
+    train = np.array([[0, 2], [0, 9], [0, 25], [0, 33]])
+    lesson = teach(line, Split("random", train, train[:0], np.argwhere(line.labels > 0)), 0)
+    assert np.isfinite(lesson.probabilities).all()
+    flat = scene.cube.copy()
+    flat[..., 3] = 1.0
+    split = split_labels(scene.labels, "random", 0.02, 0.0, 0, 5)
+    assert np.isfinite(teach(replace(scene, cube=flat), split, 0).probabilities).all()
+
+
+def test_the_walk_solves_its_equation_for_every_pull():
+    """Each free pixel's answer is the mean of its neighbours' and of its spectrum's, weighted by ties and pull."""
+    scene = noisy_scene(1.0)
+    spectra = Spectra.of(scene)
+    graph = Graph.of(spectra.components, scene.valid)
+    places = np.array([100, 700, 1200, 1800])
+    spectral = spectra.classify(places, np.arange(4), 4)
+    degree = np.asarray(graph.ties.sum(axis=1)).ravel()[:, None]
+    free = np.ones(ROWS * COLS, bool)
+    free[places] = False
+    for pull, found in zip(PULLS, graph.walk(spectral, places, np.arange(4), PULLS), strict=True):
+        np.testing.assert_array_equal(found[places], np.eye(4))
+        expected = spectral if math.isinf(pull) else (graph.ties @ found + pull * spectral) / (degree + pull)
+        np.testing.assert_allclose(found[free], expected[free], atol=1e-3)
+
+
+def test_held_out_pixels_lie_as_far_from_the_rest_as_the_pixels_asked_for():
+    generator = np.random.default_rng(0)
+    train = generator.integers(0, 60, (150, 2))
+    near = matched_folds(train, generator.integers(0, 60, (500, 2)), generator)
+    far = matched_folds(train, generator.integers(90, 120, (500, 2)), generator)
+    assert near.held_out_px == pytest.approx(near.asked_px, rel=0.5)
+    assert far.held_out_px > 2 * near.held_out_px
+    for folds in (near, far):
+        assert set(folds.fold_of.tolist()) == set(range(5))
