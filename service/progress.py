@@ -19,15 +19,24 @@ class Progress:
         self._total = total
         self._what = what
         self._done = 0
-        self._first = 0  # steps that an earlier run had done: they say nothing about this one's speed
+        self._first: int | None = None  # steps that an earlier run had done: they say nothing about this one's speed
         self._began = self._said = time.monotonic()
         self._bar: tqdm | None = None
         self._is_watched = sys.stderr is not None
 
+    def begin_at(self, done: int, note: str = "") -> None:
+        """Show the bar before the first step of this run; `done` are behind us already, and no time left is known."""
+        self._first = done
+        self._began = time.monotonic()
+        self._move_to(done, note)
+
     def advance_to(self, done: int, note: str = "") -> None:
         """Show that `done` steps of the total are behind us."""
-        if self._done == 0:
-            self._first = done - 1
+        if self._first is None:
+            self._first = max(done - 1, 0)
+        self._move_to(done, note)
+
+    def _move_to(self, done: int, note: str) -> None:
         try:
             if self._is_watched:
                 self._show(done, note)
@@ -36,15 +45,17 @@ class Progress:
         self._done = done
 
     def _show(self, done: int, note: str) -> None:
-        if self._done == 0:
-            self._open_bar()
+        if self._bar is None and sys.stderr.isatty():
+            self._bar = self._open_bar()
         if self._bar is not None:
             self._bar.set_postfix_str(note, refresh=False)
-            self._bar.update(done - self._bar.n)
+            if done > self._bar.n:  # tqdm would take a mere note for a pause, and the next step for a quick one
+                self._bar.update(done - self._bar.n)
             self._bar.refresh()
-        elif done == self._total or time.monotonic() - self._said >= LINE_EVERY_S:
+        elif (done == self._total and done != self._first) or time.monotonic() - self._said >= LINE_EVERY_S:
             self._said = time.monotonic()
-            print(f"{self._what} {done}/{self._total} {note} {self._left(done)}".rstrip(), file=sys.stderr, flush=True)
+            line = " ".join(filter(None, (f"{self._what} {done}/{self._total}", note, self._left(done))))
+            print(line, file=sys.stderr, flush=True)
 
     def advance_of(self, done: int, total: int) -> None:
         """The same where the total is known only now."""
@@ -52,13 +63,13 @@ class Progress:
         if done > self._done:
             self.advance_to(done)
 
-    def _open_bar(self) -> None:
-        """Begin the bar with the first step: a refusal before it leaves no empty one."""
-        if sys.stderr.isatty():
-            self._bar = tqdm(
-                total=self._total, initial=self._first, desc=self._what, file=sys.stderr, dynamic_ncols=True
-            )
-            self._bar.start_t -= time.monotonic() - self._began
+    def _open_bar(self) -> tqdm:
+        """Begin the bar when there is something to show: a refusal before it leaves no empty one."""
+        bar = tqdm(total=self._total, initial=self._first, desc=self._what, file=sys.stderr, dynamic_ncols=True)
+        waited = time.monotonic() - self._began
+        bar.start_t -= waited
+        bar.last_print_t -= waited
+        return bar
 
     def say(self, text: str) -> None:
         """Print a line without tearing the bar."""
@@ -68,8 +79,10 @@ class Progress:
             print(text, file=sys.stderr, flush=True)
 
     def _left(self, done: int) -> str:
-        seconds = (time.monotonic() - self._began) / (done - self._first) * (self._total - done)
-        return f"{seconds:.0f} s left" if done < self._total else ""
+        of_this_run = done - (self._first or 0)
+        if of_this_run < 1 or done >= self._total:
+            return ""
+        return f"{(time.monotonic() - self._began) / of_this_run * (self._total - done):.0f} s left"
 
     def __enter__(self) -> Progress:
         return self

@@ -145,6 +145,7 @@ def fit(
     source = PatchSource(scene, config.patch_px, where)
     choice = None
     if recipe.taught:
+        say(f"making a teacher for the whole scene from {len(split.train)} labels")
         lesson = teach(scene, split, seed)
         choice = lesson.choice
         say(str(choice))

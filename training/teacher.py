@@ -34,7 +34,8 @@ WEAKEST_EDGE = 1e-6  # keeps the graph in one piece
 # How hard a pixel is pulled to its own spectrum's answer, where neighbours that look alike pull with about 8 * 0.4.
 PULLS = (math.inf, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 FOLDS = 5
-REPEATS = 2  # of the cross-validation, with other folds
+REPEATS = 2  # of the cross-validation, with other folds; larger scenes take long enough once
+LARGE_SCENE_PIXELS = 100_000
 ASKED_PIXELS = 2000  # whose distances from the labels are looked at
 TOLERANCE = 1e-4  # of probabilities
 MOST_ITERATIONS = 1000
@@ -118,7 +119,7 @@ def _choose(
     truths: list[NDArray[np.int64]] = []
     held_out_px, asked_px = [], 0.0
     generator = np.random.default_rng(seed)
-    for _ in range(REPEATS):
+    for _ in range(1 if len(spectra.standardised) > LARGE_SCENE_PIXELS else REPEATS):
         folds = matched_folds(split.train, split.test, generator)
         asked_px = folds.asked_px
         held_out_px.append(folds.held_out_px)
