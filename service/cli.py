@@ -81,7 +81,7 @@ def _dispatch(arguments: list[str]) -> int:
                     f"{name} needs the package {error.name}: pip install 'hyperscene[{command.extra}]'"
                 ) from error
             module.add_options(options)
-            options.set_defaults(run=module.run)
+            options.set_defaults(run=module.run, typed=tuple(arguments))
     parsed = parser.parse_args(arguments)
     status: int = parsed.run(parsed)
     return status

@@ -25,6 +25,12 @@ def test_the_temperature_behind_the_classes_is_found(temperature):
 
 
 def test_too_few_pixels_change_nothing():
-    logits, truth = drawn(3.0, pixels=19)
+    logits, truth = drawn(3.0, pixels=49)
     assert fit_temperature(logits, truth) == 1.0
     assert fit_temperature(np.empty((0, 5), np.float32), np.empty(0, int)) == 1.0
+
+
+def test_a_network_that_was_never_wrong_is_not_made_sure_of_everything():
+    logits, _ = drawn(1.0, pixels=60)
+    truth = logits.argmax(axis=1)
+    assert fit_temperature(logits, truth) == pytest.approx(0.3, rel=1e-3)

@@ -14,7 +14,7 @@ from model.attention import VARIANTS
 from service.errors import OptionsUnusable
 from tests.browser import running_browser
 from tests.studies import SIXTEEN, MadeUpStudy
-from training import tables
+from training import portraits, tables
 from training.findings import load_study
 from training.pages import Entry, Heading, Paragraph, Picture, Row, Table, html_page, markdown_page
 from training.plan import BASELINES, DEFAULT_VARIANT, Amount, Cell
@@ -64,7 +64,7 @@ def test_the_markdown_shows_every_picture_and_there_is_no_other(whole):
 
 def test_both_forms_hold_the_same_pictures_and_tables(whole):
     page, text = (whole / "report.html").read_text(), (whole / "report.md").read_text()
-    assert page.count("<svg ") == text.count("![")
+    assert page.count('<svg class="picture"') == text.count("![")
     assert page.count("<table>") == text.count("| --- |")
 
 
@@ -123,6 +123,37 @@ def test_what_was_not_measured_has_no_heading(made):
     write_report(made.directory)
     headings = re.findall(r"^## (.*)", (made.directory / "report.md").read_text(), re.MULTILINE)
     assert headings == ["In short", "Ours beside the baselines", "Classes", "Calibration"]
+
+
+def test_the_report_says_how_and_where_it_was_made(tmp_path):
+    machine = {"processor": "AMD EPYC", "cores": 2, "threads": 1}
+    commands = ["hyperscene study --scene s.mat --out `x`", "hyperscene study --scene s.mat --seeds 5"]
+    made = MadeUpStudy(tmp_path / "study", shape=(24, 24), machines=[machine], commands=commands, title="Our <fields>")
+    for seed in range(60):
+        made.add(Cell("variants", DEFAULT_VARIANT, "paper", ONE, seed))
+    write_report(made.directory)
+    page, text = (made.directory / "report.html").read_text(), (made.directory / "report.md").read_text()
+    assert re.search(
+        r"60 finished cells over 60 seeds, 1\.\d hours of computing on AMD EPYC \(2 cores, 1 thread\)", text
+    )
+    assert "Made by these commands:\n\n    hyperscene study --scene s.mat --out `x`\n    hyperscene study" in text
+    shown = [re.sub("<[^>]*>", "", line) for line in re.findall("<code>(.*?)</code>", page)]
+    assert shown == commands
+    assert "<h1>Study of Our &lt;fields&gt;, random split</h1>" in page
+
+
+def test_a_folder_of_an_earlier_version_has_a_report_too(made):
+    made.add_table_one([ONE], ["paper"], 1, (DEFAULT_VARIANT,))
+    write_report(made.directory)
+    assert "minutes of computing. hyperscene 0.1.0." in (made.directory / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("file", "title"),
+    [("Indian_pines_corrected.mat", "Indian pines corrected"), ("a__b c.bsq", "a b c"), ("_.npy", "_.npy")],
+)
+def test_a_scene_without_a_title_is_called_by_its_file(tmp_path, file, title):
+    assert load_study(MadeUpStudy(tmp_path / "study", file, shape=(24, 24)).directory).name == title
 
 
 def test_arrays_that_cannot_be_read_are_refused_with_the_remedy(made):
@@ -251,6 +282,75 @@ def test_the_first_words_say_who_wins(made, ours, said):
     assert "against SVM" in text
 
 
+# What a recipe chose, and the paper's figures
+
+
+def test_what_was_chosen_is_counted_over_seeds_by_amount(made):
+    made.add_table_one([ONE, FIVE], ["paper", "strong"], 3, SOME[:2])
+    table = table_of(blocks_of(made, portraits.choices))
+    assert table.title == "What recipe strong chose by itself"
+    assert [row.name for row in table.rows] == [
+        "1\u00a0% of the labels (4 pixels)",
+        "5\u00a0% of the labels (19 pixels)",
+    ]
+    assert table.columns[1] == "choice (seeds)"
+    assert table.rows[0].entries[0].text == "spectra alone (1), pull 0.1 (2)"
+    assert all(re.fullmatch(r"\d+\.\d ± \d+\.\d", entry.text) for entry in table.rows[0].entries[1:3])
+    assert table.rows[0].entries[4].text == "41 ± 0"
+    assert len(table.columns) == 1 + len(table.rows[0].entries)
+
+
+def test_the_pull_of_one_seed_has_no_deviation(made):
+    record = made.add(Cell("variants", DEFAULT_VARIANT, "strong", ONE, 0))
+    (row,) = table_of(blocks_of(made, portraits.choices)).rows
+    assert row.entries[1].text == f"{100 * record['chosen']['held_out_accuracy']:.1f}"
+
+
+def test_choices_that_nobody_has_words_for_are_listed(made):
+    cell = Cell("variants", DEFAULT_VARIANT, "strong", ONE, 0)
+    record = made.add(cell) | {"chosen": {"number_of_epochs": 25, "head": "token"}}
+    (made.directory / "cells" / f"{cell.id}.json").write_text(json.dumps(record))
+    rows = table_of(blocks_of(made, portraits.choices)).rows
+    said = {row.name.split(": ")[1]: row.entries[0].text for row in rows}
+    assert said == {"number of epochs": "25 (1)", "head": "token (1)"}
+
+
+@pytest.fixture
+def salinas(tmp_path) -> MadeUpStudy:
+    return MadeUpStudy(tmp_path / "salinas", "Salinas_corrected.mat", shape=(24, 24), published="salinas")
+
+
+def test_a_scene_of_the_papers_has_its_figures_beside_ours(salinas):
+    add_variants(salinas, {"cosine_squared": [0.5, 1.5], "cosine": [1.26]})
+    write_report(salinas.directory)
+    assert "## The paper's figures" in (salinas.directory / "report.md").read_text()
+    blocks = blocks_of(salinas, tables.papers_figures)
+    rows = {row.name: [entry.text for entry in row.entries] for row in table_of(blocks).rows}
+    assert rows["cosine squared (CS²)"][:2] == ["99.00 ± 0.71", "99.23 (\N{MINUS SIGN}0.23)"]
+    assert rows["cosine (CS), 1 of 2 seeds"][:2] == ["98.74", "98.74 (+0.00)"]
+    assert rows["cross additive (C-Add)"][:2] == ["", "98.87"]
+    assert len(table_of(blocks).columns) == 7
+    assert "with 0 of 2 score functions" in findings_of(blocks)
+    assert "both have cosine squared first" in findings_of(blocks)
+
+
+def test_the_papers_marks_stay_as_it_has_them(salinas):
+    add_variants(salinas, {"cosine": [1.0]})
+    ranks = {row.name: row.entries[1].rank for row in table_of(blocks_of(salinas, tables.papers_figures)).rows}
+    assert [name for name, rank in ranks.items() if rank == 1] == ["cross cosine squared (C-CS²)"]
+
+
+def test_before_the_papers_share_of_labels_was_run_the_chapter_says_so(salinas):
+    salinas.add(Cell("variants", "cosine", "paper", FIVE, 0))
+    (block,) = blocks_of(salinas, tables.papers_figures)
+    assert block.text == "No score function has been run with 1 % of the labels yet."
+
+
+def test_other_scenes_have_no_chapter_of_the_papers_figures(made):
+    made.add(Cell("variants", "cosine", "paper", ONE, 0))
+    assert blocks_of(made, tables.papers_figures) == []
+
+
 # Collections
 
 
@@ -286,6 +386,26 @@ def test_a_collection_has_a_part_for_every_study(collection):
     headings = re.findall(r"^## (.*)", text, re.MULTILINE)
     assert headings == ["In short", "Indian pines, random split", "SalinasA, spatial split"]
     assert text.count("### Ours beside the baselines") == 2
+
+
+def test_studies_of_one_scene_and_split_are_called_by_their_folders_too(tmp_path):
+    for folder in ("old", "new"):
+        MadeUpStudy(tmp_path / folder, shape=(24, 24)).add(Cell("baselines", "svm", None, ONE, 0))
+    write_collection(
+        [tmp_path / "old", tmp_path / "new"], tmp_path / "out", "Old and new", "hyperscene study --collect"
+    )
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert text.startswith("# Old and new\n\n2 studies with 2 finished cells, ")
+    assert re.findall(r"^## (.*)", text, re.MULTILINE)[1:] == [
+        "Indian pines (old), random split",
+        "Indian pines (new), random split",
+    ]
+    assert "\n    hyperscene study --collect\n" in text
+
+
+def test_a_portrait_s_pictures_are_small(whole):
+    of_portrait = [path for path in (whole / "figures").glob("*-s0.svg") if "speed" not in path.name]
+    assert sum(path.stat().st_size for path in of_portrait) < 400_000
 
 
 def test_headings_of_one_name_have_addresses_of_their_own():

@@ -23,15 +23,17 @@ from model.attention import VARIANTS
 from service.errors import OptionsUnusable, OutputUnwritable, WrongUsage
 from tests import scenes
 from tests.command_line import refusal, run
+from tests.studies import MadeUpStudy
 from training import cells as cells_module
 from training import study as study_module
 from training.cells import add_noise, default_config, run_cell
 from training.datasets import LabelledFiles, LabelledScene
 from training.fit import RECIPES, separation_px
+from training.folder import StudyFolder, note_work
 from training.inspection import choose_pixels, picture_of
 from training.plan import ABLATIONS, BASELINES, Amount, Asked, Cell, choose, choose_recipes, plan_cells
 from training.splits import split_labels
-from training.study import CellsDone, Splits, StudyFolder, StudyOptions, open_study, run_study, work_through
+from training.study import CellsDone, Splits, StudyOptions, open_study, run_study, work_through
 from training.summary import compare_published, summarise_study
 
 ONE_PERCENT = Amount(fraction=0.01)
@@ -39,6 +41,9 @@ CELL_KEYS = {
     "id", "part", "name", "label", "group", "recipe", "amount", "seed", "split", "scores", "confusion", "mapped",
     "calibration", "chosen", "weights", "seconds", "code_version",
 }  # fmt: skip
+
+
+NO_STUDY = "holds no study (no study.json): give a folder that `hyperscene study` was run with as --out"
 
 
 @pytest.fixture
@@ -72,7 +77,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_split(scene: LabelledScene):
-    return split_labels(scene.labels, "random", 0.02, 0.02, 0, separation_px(default_config(scene)))
+    return split_labels(scene.labels, "random", 0.02, 0.02, 0, separation_px(default_config(scene), RECIPES["strong"]))
 
 
 def baseline(seed: int) -> Cell:
@@ -410,8 +415,9 @@ def test_a_portrait_holds_what_the_pictures_are_drawn_from(scene):
     row, col = arrays["attention_pixels"][0]
     assert (arrays["attention_patches"][0, 4, 4] == arrays["rgb"][row, col]).all()
     assert {(way["stride"], way["blend"]) for way in document["speed"]} == {
-        (1, "angle"), (1, "linear"), (1, "none"), (2, "angle"), (2, "linear"), (4, "angle"), (4, "linear"),
+        (1, "linear"), (1, "none"), (2, "linear"), (4, "linear"), (8, "linear"),  # the head `token` has no angles
     }  # fmt: skip
+    assert set(document["seconds"]) == {"fit", "predict", "map"}
     unblended = next(way for way in document["speed"] if way["blend"] == "none")
     assert_allclose(unblended["oa"], document["scores"]["oa"], atol=0.01)  # the same patches by another engine
     assert unblended["patches"] == rows * cols
@@ -464,19 +470,118 @@ def test_a_report_can_be_made_again_without_the_scene(options):
 
 def test_a_report_of_nothing_is_refused(tmp_path):
     said = refusal(run("study", "--out", tmp_path, "--report-only"))
-    assert said.endswith("holds no study (no study.json): run the command without --report-only first")
+    assert said.endswith(NO_STUDY)
+
+
+def test_a_study_remembers_commands_once_each_and_the_machine(files, tmp_path):
+    output = tmp_path / "deep" / "study"
+    command = asked_for(files, output, "--baselines", "svm", "--seeds", 1, f"--json={tmp_path / 's.json'}")
+    classes = tmp_path / "classes.txt"
+    classes.write_text("".join(f"class {value}\n" for value in range(1, 5)))
+    for more in ([], [], ["--title", "a/b c", "--classes", classes]):
+        done = run(*command, *more)
+        assert done.returncode == 0, done.stderr
+    study = json.loads((output / "study.json").read_text())
+    first = (
+        "hyperscene study --scene scene.npy --labels labels.npy --out study --variants none --ablations none "
+        "--fraction 0.05 --device cpu --baselines svm --seeds 1 --json=s.json"
+    )
+    assert study["commands"] == [first, f"{first} --title 'a/b c' --classes classes.txt"]
+    (machine,) = study["machines"]
+    assert machine["processor"]
+    assert machine["cores"] >= 1
+    assert machine["threads"] >= 1
+    assert study["title"] == "a/b c"
+    assert not list(output.glob("*.lock"))
+    text = (output / "report.md").read_text()
+    assert text.startswith("# Study of a/b c, random split")
+    assert f"    {first}\n" in text
+    assert str(tmp_path) not in text
+
+
+def test_a_title_is_changed_without_running_anything(options):
+    run_study(options)
+    said = run("study", "--out", options.output, "--report-only", "--title", " Fields  of wheat ")
+    assert said.returncode == 0, said.stderr
+    assert (options.output / "report.md").read_text().startswith("# Study of Fields of wheat, random split")
+    run_study(options)  # says nothing of a title, and leaves it
+    assert (options.output / "report.md").read_text().startswith("# Study of Fields of wheat, random split")
+
+
+def test_a_folder_of_an_earlier_version_goes_on_and_learns_who_works_on_it(options, scene):
+    open_study(options, scene)
+    path = options.output / "study.json"
+    study = json.loads(path.read_text())
+    path.write_text(
+        json.dumps({key: value for key, value in study.items() if key not in ("commands", "machines", "title")})
+    )
+    run_study(replace(options, command="hyperscene study"))
+    assert json.loads(path.read_text())["commands"] == ["hyperscene study"]
+
+
+def test_several_processes_note_their_commands_at_once(options, scene):
+    open_study(options, scene)
+    threads = [threading.Thread(target=note_work, args=(options.output, f"command {n}")) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert sorted(json.loads((options.output / "study.json").read_text())["commands"]) == [
+        f"command {n}" for n in range(8)
+    ]
+
+
+@pytest.fixture
+def two_studies(options, tmp_path) -> list[Path]:
+    """Folders of two finished studies."""
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder, split in zip(folders, ("random", "spatial"), strict=True):
+        made = MadeUpStudy(folder, split=split, classes=("roof", "tree"), shape=(24, 24))
+        made.add_table_one([ONE_PERCENT], ["strong"], 1, ("cosine_squared",))
+    return folders
+
+
+def test_studies_are_collected_in_one_report(two_studies, tmp_path):
+    output = tmp_path / "out"
+    done = run("study", "--collect", *two_studies, two_studies[0], "--out", output, "--json", tmp_path / "s.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == f"{two_studies[0]}:"
+    assert done.stdout.splitlines()[-1].startswith(f"{output}/report.html")
+    text = (output / "report.md").read_text()
+    assert re.findall(r"^## (.*)", text, re.MULTILINE) == [
+        "In short", "Indian pines, random split", "Indian pines, spatial split",
+    ]  # fmt: skip
+    assert "    hyperscene study --collect one two one --out out --json s.json\n" in text
+    assert (output / "report.html").exists()
+    found = json.loads((tmp_path / "s.json").read_text())["studies"]
+    assert [(study["folder"], study["split"]) for study in found] == [("one", "random"), ("two", "spatial")]
+    assert found[0]["rows"] == summarise_study(two_studies[0])
+
+
+def test_a_collection_with_a_folder_that_is_no_study_is_refused(two_studies, tmp_path):
+    said = refusal(run("study", "--collect", *two_studies, tmp_path, "--out", tmp_path / "out"))
+    assert said == f"hyperscene: {tmp_path} {NO_STUDY}"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_collection_does_not_take_the_place_of_a_study_s_report(two_studies):
+    said = refusal(run("study", "--collect", *two_studies, "--out", two_studies[0]))
+    assert said.endswith("holds a study with a report of its own: choose another folder with --out")
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
+        (["--collect", "a", "--report-only"], "--collect only reads what is there: leave --report-only out"),
+        (["--title", " "], "--title is empty: give some words, or leave it out"),
         (["--fraction", "1,x"], "--fraction takes numbers with commas between them, not '1,x'"),
         (["--variants", "cosin"], "--variants knows no 'cosin': give all, none, or some of cosine_squared,"),
         (["--labels", "l.npy"], "--scene is missing: name the file, or use --report-only"),
     ],
 )
 def test_wrong_usage_is_told_in_a_line(more, message, tmp_path):
-    scene = [] if "--labels" in more else ["--scene", "s.npy", "--labels", "l.npy"]
+    has_scene = not {"--labels", "--collect"} & set(more)
+    scene = ["--scene", "s.npy", "--labels", "l.npy"] if has_scene else []
     done = run("study", *scene, "--out", tmp_path / "study", *more)
     assert done.returncode == 2
     assert message in done.stderr

@@ -50,7 +50,7 @@ def run_cell(
         source = PatchSource(scene, fitted.network.config.patch_px, choose_device(device))
         logits = centre_logits(fitted.network.to(source.pixels.device), source, split.test)
     reliability = _reliability(fitted, logits, scene.labels[tuple(split.test.T)])
-    document = {
+    document: dict[str, Any] = {
         **describe_cell(cell, split),
         **judge(scene, split.test, logits.argmax(axis=1) + 1),
         "calibration": _calibration(fitted, reliability),
@@ -60,15 +60,20 @@ def run_cell(
     }
     if cell.part == "portrait":
         note("drawing and mapping")
-        arrays = draw_arrays(fitted.network, source, scene, split, cell.seed)
-        maps = _map_in_many_ways(fitted, cell, scene, device)
+        with Stopwatch() as mapping:
+            arrays = draw_arrays(fitted.network, source, scene, split, cell.seed)
+            maps = _map_in_many_ways(fitted, cell, scene, device)
+        document["seconds"]["map"] = mapping.seconds
         arrays |= {"classes": maps[0].classes, "confidence": maps[0].confidence}
         document |= {"mapped": _judge_map(maps[0], scene, split), "reliability": reliability}
         document |= {"speed": [_speed(found, scene, split) for found in maps[1:]]}
         return Finished(document, arrays)
     if cell.part == "variants" and cell.name == DEFAULT_VARIANT:
         note("mapping")
-        document |= {"mapped": _judge_map(_mapper(fitted, cell, scene, device).map(), scene, split)}
+        with Stopwatch() as mapping:
+            found = _mapper(fitted, cell, scene, device).map()
+        document["seconds"]["map"] = mapping.seconds
+        document |= {"mapped": _judge_map(found, scene, split)}
     return Finished(document)
 
 

@@ -1,16 +1,13 @@
 """The pictures of a study's report: each a function of plain arrays that gives a matplotlib figure.
 
-Colours in THEME stand for what a page may show otherwise in the dark; `as_svg` names them instead of painting them.
+Colours in THEME stand for what a page may show otherwise in the dark: `embed_svg` names them instead of painting them.
 What a colour tells, a marker, a number or a position tells too.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import re
 import textwrap
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,12 +44,16 @@ SERIES = (BLUE, ORANGE, GREEN, PURPLE, OCHRE, GREY)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 HALO = "#fefefe"  # behind numbers on colours that stay the same in the dark
+LABEL: Any = {"boxstyle": "round,pad=0.12", "facecolor": HALO, "edgecolor": "none", "alpha": 0.75}
 
 WIDTH_IN = 8.4
 ROW_IN = 0.27
 LONGEST_NAME = 30
 TALLEST_PANEL_IN = 5.0
+SMALLEST_SPAN = 2.0  # points of accuracy that an axis shows at least: less would make noise look large
 MAP_PX = 700  # a scene's longer side is thinned to this
+SHADES = mpl.colormaps["cividis"].resampled(64)  # as many as an eye tells apart; more only make a file larger
+FEWEST_ANSWERS = 20  # in a bin of confidence whose share of right answers says something
 MOST_NUMBERED = 26  # classes whose shares still fit into the squares of a confusion matrix
 
 STYLE: Any = {
@@ -87,27 +88,6 @@ Array = NDArray[Any]
 
 def _name(text: str, longest: int = LONGEST_NAME) -> str:
     return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
-
-
-def draw_svg(figure: Figure) -> str:
-    """The picture as the text of an SVG file, dark on white wherever it is shown."""
-    buffer = io.StringIO()
-    with mpl.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
-        figure.savefig(buffer, format="svg", dpi=200, metadata={"Date": None, "Creator": None})
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
-
-
-def embed_svg(svg: str, prefix: str, label: str) -> str:
-    """An SVG file's text to stand in a page: colours by their names in THEME (`--fig-ink`), ids with a prefix."""
-    wide = float(re.search(r'width="([0-9.]+)pt"', svg)[1]) * 96 / 72  # type: ignore[index]  # CSS pixels
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'\bid="', f'id="{prefix}-', text)
-    text = text.replace('href="#', f'href="#{prefix}-').replace("url(#", f"url(#{prefix}-")
-    for name, (color, _) in THEME.items():
-        text = text.replace(color, f"var(--fig-{name})")
-    root = f'<svg class="picture" role="img" aria-label="{label}" style="max-width:{1.2 * wide:.0f}px" viewBox='
-    return re.sub(r"<svg [^>]*?viewBox=", root, text, count=1, flags=re.DOTALL)
 
 
 # Accuracies
@@ -280,8 +260,10 @@ def accuracy_by_speed(blends: Mapping[str, Sequence[tuple[int, float, float]]]) 
     ticks = _round_ticks(min(every), max(every))
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)
-    axes.margins(y=0.16)
-    axes.set(xlim=(ticks[0] / 1.15, ticks[-1] * 1.15))
+    accuracies = [accuracy for points in blends.values() for _, _, accuracy in points]
+    middle = (min(accuracies) + max(accuracies)) / 2
+    half = 0.66 * max(max(accuracies) - min(accuracies), SMALLEST_SPAN)
+    axes.set(xlim=(ticks[0] / 1.15, ticks[-1] * 1.15), ylim=(middle - half, middle + half))
     axes.set(xlabel="seconds for the whole scene", ylabel="overall accuracy, %")
     axes.grid()
     figure.legend(loc="outside upper left", ncols=len(blends))
@@ -295,8 +277,9 @@ def _stride_names(axes: Axes, blends: Mapping[str, Sequence[tuple[int, float, fl
         of_stride = [(y, x) for points in blends.values() for found, x, y in points if found == stride]
         y, x = max(of_stride)
         axes.annotate(
-            f"stride {stride}", (x, y), (0, 9), textcoords="offset points", ha="center", fontsize=8.5, color=INK
-        )
+            f"stride {stride}", (x, y), (0, 9), textcoords="offset points", ha="center", fontsize=8.5, color=INK,
+            bbox={**LABEL, "facecolor": GROUND},
+        )  # fmt: skip
 
 
 def _round_ticks(low: float, high: float) -> list[float]:
@@ -333,7 +316,9 @@ def class_accuracies(
             for place, (name, count) in enumerate(zip(names, pixels, strict=True), 1)
         ],
     )
-    axes.set_xlim(left=max(axes.get_xlim()[0], -3), right=103)
+    left = max(min(axes.get_xlim()[0], 100 - SMALLEST_SPAN), -3)
+    axes.set_xlim(left, 100 + 0.03 * (100 - left))
+    axes.set_xticks([tick for tick in axes.get_xticks() if left <= tick <= 100])
     axes.set_xlabel("accuracy of the class, %")
     figure.legend(loc="outside upper left", ncols=3, handletextpad=0.3, columnspacing=1.4)
     return figure
@@ -407,7 +392,7 @@ def class_maps(maps: MapArrays, names: Sequence[str], colors: Sequence[str]) -> 
     panels[3].imshow(maps.rgb[thin], interpolation="none")
     _draw_errors(panels[4], maps, step)
     known = np.where(classes > 0, maps.confidence[thin], np.nan)
-    drawn = panels[5].imshow(known, interpolation="none", cmap="cividis", vmin=0, vmax=1)
+    drawn = panels[5].imshow(known, interpolation="none", cmap=SHADES, vmin=0, vmax=1)
     inset = panels[5].inset_axes((0, -0.16 / panel_in, 1, 0.09 / panel_in))
     bar = figure.colorbar(drawn, cax=inset, orientation="horizontal", ticks=[0, 0.5, 1])
     bar.outline.set_visible(False)
@@ -445,17 +430,8 @@ def _number_regions(axes: Axes, classes: Array) -> None:
         inside = distance_transform_edt(np.pad(classes == value, 1))[1:-1, 1:-1]
         row, col = np.unravel_index(inside.argmax(), inside.shape)
         if inside.max() >= smallest:
-            halo = [withStroke(linewidth=2, foreground=HALO)]
-            axes.text(
-                float(col),
-                float(row),
-                str(value),
-                ha="center",
-                va="center",
-                fontsize=7.5,
-                color="black",
-                path_effects=halo,
-            )
+            at: dict[str, Any] = {"x": float(col), "y": float(row), "ha": "center", "va": "center"}
+            axes.text(**at, s=str(value), fontsize=7.5, color="black", bbox=LABEL)
 
 
 def _draw_split(axes: Axes, split: Array, step: int) -> None:
@@ -487,7 +463,6 @@ def embedding(points: Array, classes: Array, names: Sequence[str], colors: Seque
     """Features of test pixels in two dimensions, each class with a colour and its number at its middle."""
     figure = Figure(figsize=(WIDTH_IN, 4.9), layout="constrained")
     axes = figure.add_subplot()
-    halo = [withStroke(linewidth=2.5, foreground=HALO)]
     marks = []
     for value in [int(value) for value in np.unique(classes) if value > 0]:
         of_class, color, marker = points[classes == value], colors[value - 1], MARKERS[(value - 1) % len(MARKERS)]
@@ -497,9 +472,8 @@ def embedding(points: Array, classes: Array, names: Sequence[str], colors: Seque
         )
         x, y = of_class[np.linalg.norm(of_class - np.median(of_class, axis=0), axis=1).argmin()]
         axes.text(
-            x, y, str(value), ha="center", va="center", fontsize=10, weight="bold", color="black", path_effects=halo,
-            zorder=5,
-        )  # fmt: skip
+            x, y, str(value), ha="center", va="center", fontsize=9.5, weight="bold", color="black", zorder=5, bbox=LABEL
+        )
         name = f"{value} {_name(names[value - 1], 28)}"
         marks.append(Line2D([], [], linestyle="none", marker=marker, ms=6, mfc=color, mec=QUIET, mew=0.5, label=name))
     axes.set(xticks=[], yticks=[])
@@ -524,7 +498,7 @@ def attention_maps(patches: Array, attention: Array, titles: Sequence[str]) -> F
     low, high = np.percentile(pictures, [1, 99.5])
     shown: dict[str, Any] = {
         "interpolation": "none",
-        "cmap": "cividis",
+        "cmap": SHADES,
         "vmin": float(low),
         "vmax": float(max(high, low + 1e-6)),
     }
@@ -566,7 +540,13 @@ def reliability(curves: Mapping[str, tuple[Sequence[tuple[float, float, float]],
         color, marker, hatch = ((ORANGE, "s", ""), (BLUE, "o", "////"))[place % 2]
         confidence, right, count = np.array([row for row in rows if row[2] > 0], float).reshape(-1, 3).T
         said = name if error is None else f"{name}: ECE {100 * error:.1f} %"
-        axes.plot(100 * confidence, 100 * right, color=color, marker=marker, ms=5.5, linewidth=1.4, label=said)
+        is_sure = count >= FEWEST_ANSWERS
+        for chosen, look in (
+            (is_sure, {"mfc": color, "linewidth": 1.4, "label": said}),
+            (~is_sure, {"mfc": GROUND, "linestyle": "none"}),
+        ):
+            at = 100 * confidence[chosen], 100 * right[chosen]
+            axes.plot(*at, color=color, marker=marker, ms=5.5, **look)
         at = np.minimum(confidence * BINS, BINS - 1) // 1 + (place - (len(curves) - 1) / 2) * width
         counts.bar(
             at, 100 * count / count.sum(), width, color=color, hatch=hatch, edgecolor=GROUND, linewidth=0, label=name
@@ -578,6 +558,6 @@ def reliability(curves: Mapping[str, tuple[Sequence[tuple[float, float, float]],
     axes.grid()
     counts.grid(axis="y")
     counts.set_axisbelow(True)
-    axes.legend(loc="upper left")
+    axes.legend(loc="best")
     counts.legend(loc="upper left")
     return figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.attention import VARIANTS
+from training.folder import read_study
 from training.plan import ABLATIONS, BASELINES, DEFAULT_RECIPE, DEFAULT_VARIANT, Amount
 from training.published import PUBLISHED
 from training.statistics import holm, paired_p, summarise
-from training.study import read_study
 from training.summary import read_cells
 
 METRICS = ("oa", "aa", "kappa")
@@ -62,6 +63,9 @@ class Study:
     split: str
     code_version: str
     cells: tuple[Record, ...]
+    published: str | None = None  # which of the paper's scenes it is
+    commands: tuple[str, ...] = ()
+    machines: tuple[Record, ...] = ()
 
     @property
     def title(self) -> str:
@@ -77,7 +81,7 @@ class Study:
     def recipes(self) -> tuple[str, ...]:
         """The paper's first, the default one last."""
         found = {cell["recipe"] for cell in self.cells if cell["part"] == "variants"}
-        return tuple(sorted(found, key=lambda name: (name == DEFAULT_RECIPE, name != "paper", name)))
+        return tuple(sorted(found, key=recipe_place))
 
     def labels_of(self, amount: Amount) -> float:
         """How many pixels train, on average over seeds."""
@@ -121,19 +125,32 @@ class Study:
         return {group: _methods(found, ABLATIONS) for group, found in groups.items()}
 
 
+def recipe_place(name: str) -> tuple[bool, bool, str]:
+    """The paper's recipe comes first, the default one last."""
+    return name == DEFAULT_RECIPE, name != "paper", name
+
+
 def load_study(directory: Path) -> Study:
     """Read what is there of a study; cells that are not finished are not there."""
     described = read_study(directory)
     published = described.get("published")
-    in_file = Path(described["scene"]["name"]).stem.replace("_", " ")
+    in_file = readable(described["scene"]["name"])
     return Study(
         directory=directory,
-        name=PUBLISHED[published].title if published else in_file,
+        name=described.get("title") or (PUBLISHED[published].title if published else in_file),
         scene=described["scene"],
         split=described["split"],
         code_version=described.get("code_version", ""),
         cells=tuple(read_cells(directory)),
+        published=published,
+        commands=tuple(described.get("commands") or ()),
+        machines=tuple(described.get("machines") or ()),
     )
+
+
+def readable(file_name: str) -> str:
+    """A file's name as a title: without its ending, with blanks for what stands in their place."""
+    return " ".join(re.split(r"[_\s]+", Path(file_name).stem)).strip() or file_name
 
 
 def _methods(cells: Sequence[Record], order: Iterable[str], is_baseline: bool = False) -> list[Method]:

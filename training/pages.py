@@ -14,7 +14,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from service.errors import unwritten
-from training.figures import THEME, draw_svg, embed_svg
+from training.figures import THEME
+from training.svg import draw_svg, embed_svgs
 
 MEDALS = ("", "①", "②", "③")  # best, second, third: the paper's colours alone would not reach everybody
 
@@ -33,6 +34,13 @@ class Paragraph:
 
     text: str
     is_finding: bool = False
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Lines to be copied as they are: commands."""
+
+    lines: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class Picture:
         return draw_svg(self.figure)
 
 
-Block = Heading | Paragraph | Table | Picture
+Block = Heading | Paragraph | Listing | Table | Picture
 
 
 def write_pages(output: Path, title: str, blocks: Sequence[Block]) -> None:
@@ -117,6 +125,8 @@ def html_page(title: str, blocks: Sequence[Block]) -> str:
         for block, anchor in zip(blocks, _anchors(blocks), strict=True)
         if isinstance(block, Heading) and block.level == 2
     )
+    drawn = [block for block in blocks if isinstance(block, Picture)]
+    shared, pictures = embed_svgs([(picture.svg, escape(_first_sentence(picture.caption))) for picture in drawn])
     parts = [
         "<!doctype html>",
         '<html lang="en">',
@@ -127,10 +137,11 @@ def html_page(title: str, blocks: Sequence[Block]) -> str:
         f"<style>{_styles()}</style>",
         "</head>",
         "<body>",
+        shared,
         "<main>",
         f"<h1>{escape(title)}</h1>",
         f'<nav aria-label="Contents"><ul>{contents}</ul></nav>' if contents.count("<li>") > 1 else "",
-        *_html_blocks(blocks),
+        *_html_blocks(blocks, iter(pictures)),
         "</main>",
         "</body>",
         "</html>",
@@ -138,7 +149,7 @@ def html_page(title: str, blocks: Sequence[Block]) -> str:
     return "\n".join(part for part in parts if part) + "\n"
 
 
-def _html_blocks(blocks: Sequence[Block]) -> Iterator[str]:
+def _html_blocks(blocks: Sequence[Block], pictures: Iterator[str]) -> Iterator[str]:
     number = 0
     for block, anchor in zip(blocks, _anchors(blocks), strict=True):
         if isinstance(block, Heading):
@@ -146,16 +157,22 @@ def _html_blocks(blocks: Sequence[Block]) -> Iterator[str]:
         elif isinstance(block, Paragraph):
             kind = ' class="finding"' if block.is_finding else ""
             yield f"<p{kind}>{escape(block.text)}</p>"
+        elif isinstance(block, Listing):
+            yield "<pre>" + "\n".join(f"<code>{_words(line)}</code>" for line in block.lines) + "</pre>"
         elif isinstance(block, Table):
             yield _html_table(block)
         else:
             number += 1
-            caption = escape(block.caption)
             yield (
                 f'<figure><div class="wide" tabindex="0" role="group" aria-label="Figure {number}">'
-                f"{embed_svg(block.svg, f'f{number}', escape(_first_sentence(block.caption)))}</div>"
-                f"<figcaption><b>Figure {number}.</b> {caption}</figcaption></figure>"
+                f"{next(pictures)}</div>"
+                f"<figcaption><b>Figure {number}.</b> {escape(block.caption)}</figcaption></figure>"
             )
+
+
+def _words(line: str) -> str:
+    """A line that breaks between its words only: a browser would break options at their hyphens."""
+    return " ".join(f"<span>{escape(word)}</span>" for word in line.split(" "))
 
 
 def _html_table(table: Table) -> str:
@@ -221,6 +238,10 @@ h1 { font-size: 1.7rem; margin: 0 0 1rem; }
 h2 { font-size: 1.35rem; margin: 3rem 0 0.5rem; padding-top: 1rem; border-top: 2px solid var(--fig-line); }
 h3 { font-size: 1.1rem; margin: 2.25rem 0 0.5rem; }
 p { max-width: 46rem; margin: 0.6rem 0; }
+pre { margin: 0.6rem 0; padding: 0.6rem 0.9rem; background: var(--raised); border-radius: 4px; font-size: 0.85rem;
+  white-space: normal; }
+pre code { display: block; padding-left: 1.5rem; text-indent: -1.5rem; }
+pre span { display: inline-block; max-width: 100%; text-indent: 0; overflow-wrap: anywhere; }
 a { color: var(--accent); }
 nav ul { margin: 0 0 1rem; padding: 0; list-style: none; display: flex; flex-wrap: wrap; gap: 0.25rem 1.25rem; }
 .finding { border-left: 4px solid var(--accent); background: var(--raised); padding: 0.6rem 0.9rem;
@@ -232,6 +253,7 @@ figcaption b { color: var(--fig-ink); }
 .table figcaption { margin: 0 0 0.6rem; }
 .wide { overflow-x: auto; }
 .wide:focus-visible { outline: 3px solid var(--accent); outline-offset: 2px; }
+.letters { position: absolute; }
 .picture { display: block; width: 100%; min-width: 34rem; height: auto; }
 table { border-collapse: collapse; font-size: 0.9rem; }
 th, td { padding: 0.28rem 0.5rem; text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
@@ -266,6 +288,8 @@ def markdown_page(title: str, blocks: Sequence[Block]) -> str:
             parts.append(f"{'#' * block.level} {_plain(block.text)}")
         elif isinstance(block, Paragraph):
             parts.append(f"> {_plain(block.text)}" if block.is_finding else _plain(block.text))
+        elif isinstance(block, Listing):
+            parts.append("\n".join(f"    {line}" for line in block.lines))  # no text can end it, as a fence's end could
         elif isinstance(block, Table):
             parts.append(_markdown_table(block))
         else:

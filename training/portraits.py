@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from zipfile import BadZipFile
@@ -12,10 +13,10 @@ from numpy.typing import NDArray
 from service.errors import OptionsUnusable
 from training import figures
 from training.findings import Record, Study, best, class_shares, confusion_of
-from training.pages import Block, Entry, Picture, Row, Table
+from training.pages import Block, Entry, Paragraph, Picture, Row, Table
 from training.plan import DEFAULT_VARIANT, Amount
-from training.statistics import calibration_error
-from training.wording import labels_of
+from training.statistics import calibration_error, summarise
+from training.wording import labels_of, share
 
 MAP_LAYERS = ("rgb", "truth", "split", "classes", "confidence")
 MOST_ATTENTION_ROWS = 6
@@ -161,7 +162,8 @@ def speed(study: Study, prefix: str) -> Iterator[Block]:
 
 def calibration(study: Study, prefix: str) -> Iterator[Block]:
     """Whether confidence means what it says, before and after temperature scaling."""
-    rows = []
+    rows: list[Row] = []
+    helped: list[bool] = []
     for amount in study.amounts:
         for recipe in study.recipes:
             known = [found for cell in study.cells_of("variants", amount, recipe) if (found := cell.get("calibration"))]
@@ -170,6 +172,7 @@ def calibration(study: Study, prefix: str) -> Iterator[Block]:
                     float(np.mean([found[key] for found in known]))
                     for key in ("ece_before", "ece_after", "temperature")
                 )
+                helped.append(round(after, 4) < round(before, 4))
                 texts = (f"{100 * before:.2f}", f"{100 * after:.2f}", f"{heat:.2f}", str(len(known)))
                 rows.append(Row(f"{recipe}, {labels_of(study, amount)}", [Entry(text) for text in texts]))
     if rows:
@@ -181,6 +184,7 @@ def calibration(study: Study, prefix: str) -> Iterator[Block]:
             "logits are divided by a temperature that was fitted to the validation pixels. Means over score functions "
             "and seeds.",
         )
+        yield Paragraph(_whether_it_helped(helped), is_finding=True)
     for cell, name in _portraits(study):
         curves = cell.get("reliability") or {}
         # Without a temperature nothing comes after.
@@ -192,26 +196,95 @@ def calibration(study: Study, prefix: str) -> Iterator[Block]:
             scaled = ", before and after temperature scaling" if is_scaled else ""
             yield Picture(f"{prefix}reliability-{name}", figure, (
                 f"Left: how often answers of a confidence are right{scaled}; {_portrayed(study, cell)}. Above the "
-                "dotted line the network is too modest, below it too sure. Right: how the test pixels spread over "
-                "confidences."
+                "dotted line the network is too modest, below it too sure; hollow marks stand for fewer than "
+                f"{figures.FEWEST_ANSWERS} pixels. Right: how the test pixels spread over confidences."
             ))  # fmt: skip
 
 
+def _whether_it_helped(helped: Sequence[bool]) -> str:
+    """In how many rows the temperature brought the error down."""
+    if all(helped):
+        return "The temperature brings confidence nearer to the truth in every row."
+    some = "no row" if not any(helped) else f"{sum(helped)} of {len(helped)} rows"
+    return (
+        f"The temperature brings confidence nearer to the truth in {some}; where it does not, the validation pixels, "
+        "which it was fitted to, were too few or too unlike the test pixels."
+    )
+
+
+# What a taught recipe writes down (Choice.record() in training/teacher.py), and as which column it is shown.
+CHOICES = {
+    "held_out_accuracy": ("held-out pixels right, %", 100, 1),
+    "held_out_accuracy_of_spectra_alone": ("by spectra alone, %", 100, 1),
+    "held_out_distance_px": ("held-out pixels from the labels, px", 1, 0),
+    "asked_distance_px": ("test pixels from the labels, px", 1, 0),
+}
+
+
 def choices(study: Study, prefix: str) -> Iterator[Block]:
-    """What a recipe picked by itself for the default network, counted over seeds."""
+    """What a recipe picked by itself, by amount of labels; the score function has no part in it."""
+    for recipe in study.recipes:
+        cells = [cell for cell in study.cells_of("variants", recipe=recipe) if cell["name"] == DEFAULT_VARIANT]
+        chosen = [cell for cell in cells if cell.get("chosen")]
+        taught = [cell for cell in chosen if "pull" in cell["chosen"]]
+        if taught:
+            yield _taught_table(study, recipe, taught)
+        rows = list(_other_choices(study, [cell for cell in chosen if cell not in taught]))
+        if rows:
+            yield Table(f"What recipe {recipe} chose by itself", ["to train on, and setting", "value (seeds)"], rows)
+
+
+def _other_choices(study: Study, cells: Sequence[Record]) -> Iterator[Row]:
+    """What recipes write down that we know no words for."""
+    for amount in study.amounts:
+        chosen = [cell["chosen"] for cell in cells if Amount(**cell["amount"]) == amount]
+        for key in dict.fromkeys(key for found in chosen for key in found):
+            values = [found[key] for found in chosen if key in found]
+            yield Row(f"{labels_of(study, amount)}: {key.replace('_', ' ')}", [Entry(_counted(values))])
+
+
+def _taught_table(study: Study, recipe: str, cells: Sequence[Record]) -> Table:
     rows = []
     for amount in study.amounts:
-        for recipe in study.recipes:
-            cells = study.cells_of("variants", amount, recipe)
-            chosen = [found for cell in cells if cell["name"] == DEFAULT_VARIANT and (found := cell.get("chosen"))]
-            for key in dict.fromkeys(key for found in chosen for key in found):
-                counts = Counter(_value(found.get(key)) for found in chosen)
-                said = ", ".join(f"{value} ({count} x)" for value, count in sorted(counts.items()))
-                rows.append(Row(f"{recipe}, {labels_of(study, amount)}: {key.replace('_', ' ')}", [Entry(said)]))
-    if rows:
-        yield Table(
-            "What the recipe chose for the default network", ["recipe, labels and setting", "value (seeds)"], rows
-        )
+        of_amount = [cell for cell in cells if Amount(**cell["amount"]) == amount]
+        if not of_amount:
+            continue
+        pulls = [cell["chosen"]["pull"] for cell in of_amount]
+        entries = [Entry(_counted(pulls, "pull "))]
+        for key, (_, factor, digits) in CHOICES.items():
+            values = [factor * cell["chosen"][key] for cell in of_amount if key in cell["chosen"]]
+            entries.append(Entry(_mean(values, digits)))
+        entries.append(Entry(_mean([100 * cell["scores"]["oa"] for cell in of_amount], 1)))
+        rows.append(Row(labels_of(study, amount), entries))
+    return Table(
+        f"What recipe {recipe} chose by itself",
+        ["to train on", "choice (seeds)", *(title for title, _, _ in CHOICES.values()), "test pixels right, %"],
+        rows,
+        "The recipe's teacher answers for the whole scene, by spectra and by neighbours that look alike. How hard it "
+        "pulls a pixel to its own spectrum's answer is chosen by training pixels that are held out: a smaller pull "
+        "lets neighbours count for more, 'spectra alone' is where they did not help. Those pixels should lie as far "
+        "from the labels as the test pixels do, which labels that lie close together do not allow. The last column is "
+        "what came of it: how often the network was right. "
+        "Mean ± standard deviation over seeds.",
+    )
+
+
+def _counted(values: Sequence[object], before_number: str = "") -> str:
+    """Every value with the number of seeds that chose it; words first, then the largest."""
+    counts = Counter(values)
+
+    def place(value: object) -> tuple[float, str]:
+        return (-float(value), "") if isinstance(value, int | float) else (-math.inf, str(value))
+
+    named = {value: str(value) if isinstance(value, str) else f"{before_number}{_value(value)}" for value in counts}
+    return ", ".join(f"{named[value]} ({counts[value]})" for value in sorted(counts, key=place))
+
+
+def _mean(values: Sequence[float], digits: int) -> str:
+    if not values:
+        return ""
+    mean, deviation = summarise(values)
+    return share(mean, deviation if len(values) > 1 else None, digits)
 
 
 def _value(value: object) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from training import figures, portraits, tables
-from training.findings import Comparison, Method, Study, best, compare_headline, load_study, seconds_of
-from training.pages import Block, Entry, Heading, Paragraph, Picture, Row, Table, write_pages
-from training.plan import Amount
+from training.findings import Comparison, Method, Study, best, compare_headline, load_study, recipe_place, seconds_of
+from training.pages import Block, Entry, Heading, Listing, Paragraph, Picture, Row, Table, write_pages
+from training.plan import BASELINES, Amount
 from training.wording import (
     HOW_TESTED,
     MARKS,
@@ -19,6 +21,7 @@ from training.wording import (
     counted,
     duration,
     listed,
+    machine_name,
     points,
     ranks,
     share,
@@ -29,6 +32,7 @@ from training.wording import (
 PARTS: tuple[tuple[str, Callable[[Study, str], Iterator[Block]]], ...] = (
     ("Ours beside the baselines", tables.beside_baselines),
     ("Table I: score functions", tables.score_functions),
+    ("The paper's figures", tables.papers_figures),
     ("Table II: ablation and noise", tables.ablations),
     ("Classes", portraits.classes),
     ("The map", portraits.maps),
@@ -46,14 +50,36 @@ def write_report(directory: Path) -> None:
     write_pages(directory, f"Study of {study.title}", blocks)
 
 
-def write_collection(directories: Sequence[Path], output: Path) -> None:
+def write_collection(
+    directories: Sequence[Path], output: Path, title: str | None = None, command: str | None = None
+) -> None:
     """One report over several studies in the folder `output`, with a table over all of them first."""
-    studies = [load_study(directory) for directory in directories]
-    blocks: list[Block] = [Heading("In short"), *_overview(studies)]
+    studies = _told_apart([load_study(directory) for directory in directories])
+    blocks: list[Block] = [*_facts_of_all(studies, command), Heading("In short"), *_overview(studies)]
     for number, study in enumerate(studies, 1):
         folder = re.sub(r"[^A-Za-z0-9.-]+", "-", study.directory.resolve().name)
         blocks += [Heading(study.title), *_facts(study), *_parts(study, level=3, prefix=f"{number}-{folder}-")]
-    write_pages(output, f"{counted(len(studies), 'study', 'studies')} in one report", blocks)
+    write_pages(output, title or f"{counted(len(studies), 'study', 'studies')} in one report", blocks)
+
+
+def _told_apart(studies: Sequence[Study]) -> list[Study]:
+    """Studies of one scene and split are called by their folders too."""
+    titles = Counter(study.title for study in studies)
+    return [
+        replace(study, name=f"{study.name} ({study.directory.resolve().name})") if titles[study.title] > 1 else study
+        for study in studies
+    ]
+
+
+def _facts_of_all(studies: Sequence[Study], command: str | None) -> Iterator[Block]:
+    cells = [cell for study in studies for cell in study.cells]
+    yield Paragraph(
+        f"{counted(len(studies), 'study', 'studies')} with {counted(len(cells), 'finished cell')}, "
+        f"{duration(seconds_of(cells))} of computing in all; each says below how it was made."
+    )
+    if command:
+        yield Paragraph("This report was put together by")
+        yield Listing([command])
 
 
 def _parts(study: Study, level: int, prefix: str) -> Iterator[Block]:
@@ -68,12 +94,21 @@ def _parts(study: Study, level: int, prefix: str) -> Iterator[Block]:
 def _facts(study: Study) -> Iterator[Block]:
     scene = study.scene
     seeds = {cell["seed"] for cell in study.cells}
+    where = f" on {listed([machine_name(machine) for machine in study.machines])}" if study.machines else ""
+    made = (
+        f"{counted(len(study.cells), 'finished cell')} over {counted(len(seeds), 'seed')}, "
+        f"{duration(seconds_of(study.cells))} of computing{where}"
+        if study.cells
+        else "No cell is finished yet"
+    )
     yield Paragraph(
         f"{scene['name']}: {scene['rows']} x {scene['cols']} pixels, {scene['bands']} bands, "
         f"{len(scene['class_names'])} classes, {sum(scene['class_pixels']):,} labelled pixels. "
-        f"{counted(len(study.cells), 'finished cell')} over {counted(len(seeds), 'seed')}, "
-        f"{duration(seconds_of(study.cells))} of computing. hyperscene {study.code_version}."
+        f"{made}. hyperscene {study.code_version}."
     )
+    if study.commands:
+        yield Paragraph(f"Made by {'this command' if len(study.commands) == 1 else 'these commands'}:")
+        yield Listing(study.commands)
     if study.split == "random":
         yield Paragraph(
             "A random split flatters every method that looks at neighbourhoods: test pixels lie beside training "
@@ -118,14 +153,14 @@ def _methods(study: Study, amount: Amount) -> dict[str, Method]:
 
 
 def _overview_table(found: dict[Line, dict[str, Method]], rivalries: Rivalries, names_scene: bool) -> Table:
-    every = {label: method.is_baseline for methods in found.values() for label, method in methods.items()}
-    labels = sorted(every, key=lambda label: every[label])  # stable: ours first
+    every = {label: method for methods in found.values() for label, method in methods.items()}
+    labels = sorted(every, key=lambda label: _column(every[label]))
     rows: list[Row] = []
     for place, ((study, amount), methods) in enumerate(found.items()):
         if names_scene and (place == 0 or list(found)[place - 1][0] is not study):
             rows.append(Row(study.title))
         among = list(methods.values())
-        of_label = ranks(among, "oa")
+        of_label = ranks(among, "oa", digits=1)
         entries = [_overview_entry(methods.get(label), among, of_label.get(label, 0)) for label in labels]
         rivalry = rivalries.get((study, amount))
         rows.append(Row(_line_name(study, amount), [*entries, *([Entry(_lead(rivalry))] if rivalries else [])]))
@@ -144,6 +179,13 @@ def _overview_table(found: dict[Line, dict[str, Method]], rivalries: Rivalries, 
         f"{over}{fewer}. {MARKS} 'Ours' is the paper's network with cosine squared attention, by recipe; 'map' is the "
         f"map that the service delivers, the others answer pixel by pixel.{compared}",
     )
+
+
+def _column(method: Method) -> tuple[object, ...]:
+    """Ours first, by recipe, its map beside it; baselines in their own order."""
+    if method.is_baseline:
+        return 1, list(BASELINES).index(method.cells[0]["name"])
+    return 0, recipe_place(method.cells[0]["recipe"]), method.label
 
 
 def _line_name(study: Study, amount: Amount) -> str:

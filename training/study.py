@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from types import ModuleType
+from typing import Any
 
 import numpy as np
+import torch
 
-from service.errors import OptionsUnusable, OutputUnwritable, unwritten
+from service import bench
+from service.errors import OptionsUnusable, OutputUnwritable
 from training.cells import default_config, run_cell
 from training.datasets import LabelledFiles, LabelledScene, load_labelled_scene
 from training.fit import RECIPES, choose_device, separation_px
+from training.folder import FORMAT, LOCK_POLL_S, StudyFolder, claimed, note_work, read_study, write_arrays, write_json
 from training.plan import ABLATIONS, DEFAULT_RECIPE, Amount, Asked, Cell, plan_cells
 from training.published import PUBLISHED, load_published
 from training.splits import Split, SplitName, split_labels
 
-FORMAT = 1
 POLL_S = 2.0  # between looks at cells that other processes work on
 
 
@@ -40,6 +40,8 @@ class StudyOptions:
     test_pixels: int | None = None
     device: str = "auto"
     published: str | None = None  # one of the paper's scenes, whose layout the files must have
+    title: str | None = None  # how the report calls the scene; None leaves it as it is
+    command: str | None = None  # as it was typed, for the record
 
     def load(self) -> LabelledScene:
         """The scene with its labels."""
@@ -55,30 +57,6 @@ class CellsDone:
     done: int
     total: int
     note: str = ""
-
-
-@dataclass(frozen=True)
-class StudyFolder:
-    """Where the files of a study lie."""
-
-    path: Path
-
-    @property
-    def study(self) -> Path:
-        return self.path / "study.json"
-
-    def cell(self, cell: Cell) -> Path:
-        return self.path / "cells" / f"{cell.id}.json"
-
-    def arrays(self, cell: Cell) -> Path:
-        return self.path / "cells" / f"{cell.id}.npz"
-
-    def lock(self, cell: Cell) -> Path:
-        return self.path / "cells" / f"{cell.id}.lock"
-
-    def pending(self, cells: list[Cell]) -> list[Cell]:
-        """The cells that have no file yet."""
-        return [cell for cell in cells if not self.cell(cell).exists()]
 
 
 def run_study(
@@ -174,44 +152,6 @@ def work_through(
     show(None)
 
 
-@contextmanager
-def claimed(lock: Path, result: Path) -> Iterator[bool]:
-    """Whether the result is ours to make: nobody else holds its lock, and it is not there yet.
-
-    The lock is the kernel's, so that of a process that died is free. Its file is deleted while it is held.
-    """
-    try:
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise unwritten(error) from error
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError as error:
-            raise OutputUnwritable(
-                f"{lock} cannot be locked ({error.strerror}): choose a folder on a disk of this machine with --out"
-            ) from error
-        if not _is_still(lock, handle):  # deleted between opening and locking, by the process that was done with it
-            yield False
-            return
-        try:
-            yield not result.exists()
-        finally:
-            lock.unlink(missing_ok=True)
-    finally:
-        os.close(handle)
-
-
-def _is_still(path: Path, handle: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(handle))
-    except FileNotFoundError:
-        return False
-
-
 def open_study(options: StudyOptions, scene: LabelledScene) -> StudyFolder:
     """The study's folder, made now or by an earlier call; refuses one that was made for something else."""
     folder = StudyFolder(options.output)
@@ -223,29 +163,22 @@ def open_study(options: StudyOptions, scene: LabelledScene) -> StudyFolder:
             f"the folder {folder.path} cannot be made ({error.strerror}): choose another with --out"
         ) from error
     while not folder.study.exists():  # two processes may begin at once: one writes, the other waits and compares
-        with claimed(folder.path / "study.lock", folder.study) as is_ours:
+        with claimed(folder.study_lock, folder.study) as is_ours:
             if is_ours:
                 write_json(folder.study, described)
             else:
-                time.sleep(0.05)
+                time.sleep(LOCK_POLL_S)
     _require_same(described, read_study(folder.path))
+    note_work(folder.path, options.command, describe_machine(options.device), options.title)
     return folder
 
 
-def read_study(directory: Path) -> dict[str, Any]:
-    """What a study's folder says it was made for."""
-    path = StudyFolder(directory).study
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise OptionsUnusable(
-            f"{directory} holds no study (no study.json): run the command without --report-only first"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise OptionsUnusable(f"{path} cannot be read ({error}): delete it, and the same command goes on") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise OptionsUnusable(f"{path} was written by another version of hyperscene: choose another folder with --out")
-    return found
+def describe_machine(device: str) -> dict[str, Any]:
+    """What computes, for those who compare hours."""
+    found = {**bench.machine(), "threads": torch.get_num_threads()}
+    if choose_device(device).type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name()
+    return {name: found[name] for name in ("processor", "cores", "threads", "gpu") if name in found}
 
 
 def describe_study(options: StudyOptions, scene: LabelledScene) -> dict[str, Any]:
@@ -323,40 +256,19 @@ class Splits:
         return replace(split, test=split.test[np.sort(chosen)])
 
 
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write a file whole, or not at all."""
-    write_text(path, json.dumps(document) + "\n")
-
-
-def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    """The same for arrays."""
-    _write_whole(path, lambda file: np.savez_compressed(file, **arrays))
-
-
-def write_text(path: Path, text: str) -> None:
-    """The same for text."""
-    _write_whole(path, lambda file: file.write(text.encode()))
-
-
-def _write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with unfinished.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except OSError as error:
-        raise unwritten(error) from error
-    finally:
-        with suppress(OSError):
-            unfinished.unlink()
-
-
 def report_writer() -> Callable[[Path], None]:
     """What writes report.html and report.md from a study's files."""
+    return _report_module().write_report
+
+
+def collection_writer() -> Callable[[Sequence[Path], Path, str | None, str | None], None]:
+    """The same for several studies in one report, into a folder of its own, with a title and the command that asked."""
+    return _report_module().write_collection
+
+
+def _report_module() -> ModuleType:
+    """The report is imported late, since it draws with matplotlib."""
     try:
-        from training.report import write_report
+        return import_module("training.report")
     except ModuleNotFoundError as error:
         raise OptionsUnusable(f"the report needs the package {error.name}: pip install 'hyperscene[train]'") from error
-    return write_report

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from model.attention import VARIANTS
 from service.errors import OptionsUnusable
+from training.folder import read_study
 from training.plan import ABLATIONS, BASELINES, PARTS, Amount
 from training.published import FRACTION, PUBLISHED, Scored, comparison_markdown
 from training.statistics import summarise
-from training.study import read_study
+
+OTHER_SPLIT = "The paper drew its pixels at random; this study's split is spatial, which is harder."
+NOT_RUN_YET = f"No score function has been run with {100 * FRACTION:g} % of the labels yet."
 
 
 def read_cells(directory: Path) -> list[dict[str, Any]]:
@@ -61,22 +65,28 @@ def _spread(scores: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return found
 
 
+def by_the_protocol(cells: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[Scored]]]:
+    """What can be held against the paper's Table I: scores with its share of labels, by recipe and score function."""
+    results: dict[str, dict[str, list[Scored]]] = {}
+    for cell in cells:
+        if cell["part"] == "variants" and cell["amount"] == {"fraction": FRACTION}:
+            scores = cell["scores"]
+            of_recipe = results.setdefault(cell["recipe"], {})
+            of_recipe.setdefault(cell["name"], []).append((scores["oa"], scores["aa"], scores["kappa"]))
+    return results
+
+
 def compare_published(directory: Path) -> str | None:
     """Table I beside ours in Markdown, a part for each recipe; None where the scene is none of the paper's."""
     study = read_study(directory)
     if not study.get("published"):
         return None
     published = PUBLISHED[study["published"]]
-    results: dict[str, dict[str, list[Scored]]] = {}
-    for cell in read_cells(directory):
-        if cell["part"] == "variants" and cell["amount"] == {"fraction": FRACTION}:
-            scores = cell["scores"]
-            of_recipe = results.setdefault(cell["recipe"], {})
-            of_recipe.setdefault(cell["name"], []).append((scores["oa"], scores["aa"], scores["kappa"]))
+    results = by_the_protocol(read_cells(directory))
     parts = [f"# {published.title}: ours beside the paper's Table I, in percent\n"]
     if study["split"] != "random":
-        parts.append("The paper drew its pixels at random; this study's split is spatial, which is harder.\n")
+        parts.append(f"{OTHER_SPLIT}\n")
     if not results:
-        parts.append(f"No score function has been run with {100 * FRACTION:g} % of the labels yet.\n")
+        parts.append(f"{NOT_RUN_YET}\n")
     parts += [f"## Recipe {name}\n\n{comparison_markdown(published, found)}" for name, found in results.items()]
     return "\n".join(parts)

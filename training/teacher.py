@@ -39,6 +39,7 @@ LARGE_SCENE_PIXELS = 100_000
 ASKED_PIXELS = 2000  # whose distances from the labels are looked at
 TOLERANCE = 1e-4  # of probabilities
 MOST_ITERATIONS = 1000
+SHARPEST = 0.1  # temperature of the teacher's answers
 SMALLEST_PROBABILITY = 1e-4  # one odd pixel must not decide alone
 
 Probabilities = NDArray[np.float32]  # (pixels, classes)
@@ -140,7 +141,7 @@ def _choose(
         return Choice(math.inf, 1.0, 0.0, 0.0, 0.0, asked_px)
     truth = np.concatenate(truths)
     held_out = [np.log(np.maximum(np.concatenate(found), SMALLEST_PROBABILITY)) for found in answers]
-    temperatures = [fit_temperature(logits, truth) for logits in held_out]
+    temperatures = [fit_temperature(logits, truth, SHARPEST) for logits in held_out]
     best = int(np.argmin([unlikeliness(*found) for found in zip(held_out, repeat(truth), temperatures, strict=False)]))
     accuracy = [float((logits.argmax(axis=1) == truth).mean()) for logits in held_out]
     return Choice(PULLS[best], temperatures[best], accuracy[best], accuracy[0], float(np.median(held_out_px)), asked_px)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from training.findings import METRICS, NOISE_P, Comparison, Method, Study, complete
+from training.findings import METRICS, NOISE_P, Comparison, Method, Record, Study, complete
 from training.pages import Entry, Row
 from training.plan import Amount
 from training.statistics import marks
@@ -58,6 +58,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.1f} minutes"
 
 
+def machine_name(machine: Record) -> str:
+    """What computed: the processor, how many of its cores there were, how many threads used them, and a GPU."""
+    threads = f", {counted(machine['threads'], 'thread')}" if machine.get("threads") else ""
+    gpu = f", {machine['gpu']}" if machine.get("gpu") else ""
+    return f"{machine['processor']} ({counted(machine['cores'], 'core')}{threads}){gpu}"
+
+
 def labels_of(study: Study, amount: Amount) -> str:
     """How many labels were learnt from."""
     if amount.train_pixels is not None:
@@ -72,10 +79,10 @@ def short_amount(amount: Amount) -> str:
     return f"{100 * (amount.fraction or 0):g}\N{NO-BREAK SPACE}%"
 
 
-def ranks(methods: Sequence[Method], metric: str) -> dict[str, int]:
+def ranks(methods: Sequence[Method], metric: str, digits: int = 2) -> dict[str, int]:
     """The paper's marks by label; a mean over fewer seeds than others have is not in the race."""
     racing = complete(methods)
-    places = marks([method.summary(metric)[0] for method in racing]) if len(racing) > 1 else []
+    places = marks([method.summary(metric)[0] for method in racing], digits) if len(racing) > 1 else []
     return {method.label: place for method, place in zip(racing, places, strict=False)}
 
 

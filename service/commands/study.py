@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +13,15 @@ from typing import Any, TypeVar
 from model.attention import VARIANTS
 from service.cli import DONE, INTERRUPTED
 from service.commands.data import add_data_options, labelled_files
-from service.errors import OutputUnwritable, WrongUsage
+from service.errors import OptionsUnusable, OutputUnwritable, WrongUsage
 from service.progress import Progress
 from training.datasets import LabelledFiles
 from training.fit import RECIPES
+from training.folder import note_work, read_study, write_text
 from training.plan import ABLATIONS, BASELINES, Amount, Asked, choose, choose_recipes, plan_cells
 from training.published import PUBLISHED, find_files
 from training.splits import SPLITS
-from training.study import CellsDone, StudyOptions, read_study, report_writer, run_study, write_text
+from training.study import CellsDone, StudyOptions, collection_writer, report_writer, run_study
 from training.summary import compare_published, summarise_study
 
 Number = TypeVar("Number", int, float)
@@ -32,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     data = parser.add_argument_group("data")
     add_data_options(data)
     for action in data._group_actions:
-        action.required = False  # --report-only needs no scene, --published finds the labels; run() asks otherwise
+        action.required = False  # reports need no scene, --published finds the labels; run() asks otherwise
     data.add_argument(
         "--published",
         choices=PUBLISHED,
@@ -42,7 +44,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, required=True, metavar="DIR", help="the study's folder; the same command again goes on"
     )
     data.add_argument("--json", type=Path, metavar="FILE", help="write means and deviations over seeds as JSON too")
+    data.add_argument("--title", metavar="TEXT", help="how the report calls the scene from now on (by its file)")
     data.add_argument("--report-only", action="store_true", help="write the report of what is there, and run nothing")
+    data.add_argument(
+        "--collect",
+        type=Path,
+        nargs="+",
+        metavar="DIR",
+        help="write one report over these folders of studies into --out, and run nothing; --title is the report's",
+    )
 
     cells = parser.add_argument_group("cells")
     cells.add_argument("--seeds", type=int, default=5, metavar="N", help="(%(default)s)")
@@ -68,8 +78,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Work on the study until all of its cells are done, and end with a table."""
+    if options.title is not None:
+        options.title = " ".join(options.title.split())
+        if not options.title:
+            raise WrongUsage("--title is empty: give some words, or leave it out")
+    if options.collect:
+        return _collect(options)
     if options.report_only:
         read_study(options.out)
+        if options.title:
+            note_work(options.out, title=options.title)
         report_writer()(options.out)
     elif not _has_run(options):
         return INTERRUPTED
@@ -78,35 +96,77 @@ def run(options: argparse.Namespace) -> int:
     if compared is not None:
         write_text(options.out / "published.md", compared)
     if options.json is not None:
-        _write_summary(options.json, read_study(options.out), rows)
+        _write_summary(options.json, {**read_study(options.out), "rows": rows})
     for row in rows:
         print(_line(row))
     if compared is not None:
         print(f"\n{compared}\n{options.out / 'published.md'}: the comparison with the paper")
-    print(f"{options.out / 'report.html'}: the report; {options.out / 'report.md'}: the same as Markdown")
-    sys.stdout.flush()
+    _tell_report(options.out)
     return DONE
+
+
+def _collect(options: argparse.Namespace) -> int:
+    """One report over several studies."""
+    for name in ("scene", "labels", "published", "report_only"):
+        if getattr(options, name):
+            raise WrongUsage(f"--collect only reads what is there: leave --{name.replace('_', '-')} out")
+    folders = list({folder.resolve(): folder for folder in options.collect}.values())
+    studies = [read_study(folder) for folder in folders]
+    if (options.out / "study.json").exists():
+        raise OptionsUnusable(f"{options.out} holds a study with a report of its own: choose another folder with --out")
+    collection_writer()(folders, options.out, options.title, command_line(options))
+    summaries = [summarise_study(folder) for folder in folders]
+    if options.json is not None:
+        every = zip(folders, studies, summaries, strict=True)
+        found = [{"folder": folder.resolve().name, **study, "rows": rows} for folder, study, rows in every]
+        _write_summary(options.json, {"studies": found})
+    for folder, rows in zip(folders, summaries, strict=True):
+        print(f"{folder}:")
+        for row in rows:
+            print(_line(row))
+    _tell_report(options.out)
+    return DONE
+
+
+def _tell_report(folder: Path) -> None:
+    print(f"{folder / 'report.html'}: the report; {folder / 'report.md'}: the same as Markdown")
+    sys.stdout.flush()
+
+
+def command_line(options: argparse.Namespace) -> str:
+    """The command as it was typed, with paths reduced to their last parts: where files lie is nobody's business."""
+    values = [value for given in vars(options).values() for value in (given if isinstance(given, list) else [given])]
+    paths = {value for value in values if isinstance(value, Path)}
+    if options.classes and Path(options.classes).is_file():
+        paths.add(Path(options.classes))
+
+    def reduced(word: str) -> str:
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        path = Path(value)
+        return f"{option}{equals}{path.name or path.resolve().name or value}" if value and path in paths else word
+
+    return shlex.join(["hyperscene", *map(reduced, options.typed)])
 
 
 def _has_run(options: argparse.Namespace) -> bool:
     """Run what is not done yet; False where somebody stopped it."""
     study = read_options(options)
-    last = CellsDone(0, len(plan_cells(study.asked)))
-    done_before: int | None = None
-    with Progress(last.total, "cells") as progress:
+    last: CellsDone | None = None
+    with Progress(len(plan_cells(study.asked)), "cells") as progress:
 
         def show(cells: CellsDone) -> None:
-            nonlocal last, done_before
-            is_news = cells.done > last.done or sys.stderr.isatty()
-            last = cells
-            done_before = cells.done if done_before is None else done_before
-            if cells.done > done_before and is_news:  # time left is known once a cell is done
+            nonlocal last
+            if last is None:
+                progress.begin_at(cells.done, cells.note)
+            elif cells.done > last.done or sys.stderr.isatty():
                 progress.advance_to(cells.done, cells.note)
+            last = cells
 
         try:
             run_study(study, show, progress.say)
         except KeyboardInterrupt:
-            progress.say(f"stopped with {last.done} of {last.total} cells done; the same command goes on")
+            reached = f" with {last.done} of {last.total} cells done" if last else " before the first cell"
+            progress.say(f"stopped{reached}; the same command goes on")
             return False
     return True
 
@@ -132,6 +192,8 @@ def read_options(options: argparse.Namespace) -> StudyOptions:
         test_pixels=options.test_pixels,
         device=options.device,
         published=options.published,
+        title=options.title,
+        command=command_line(options),
     )
 
 
@@ -154,9 +216,9 @@ def _numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> li
         raise WrongUsage(f"{option} takes numbers with commas between them, not {text!r}") from error
 
 
-def _write_summary(path: Path, study: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def _write_summary(path: Path, document: dict[str, Any]) -> None:
     try:
-        path.write_text(json.dumps({**study, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise OutputUnwritable(f"{path} cannot be written ({error.strerror}): choose another with --json") from error
 
