@@ -123,3 +123,25 @@ def test_an_output_folder_that_is_not_there_is_refused_and_leaves_nothing(export
     with pytest.raises(OutputUnwritable, match="choose another folder"):
         write_bundle(graph, Fitted(net), SCENE, "x", {}, tmp_path / "missing" / "b.onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temperature_is_in_the_graph_and_in_the_manifest(exported, tmp_path):
+    net, _ = exported
+    cube, centers = SCENE.cube[:9, :9], np.array([[4, 4], [0, 8]])
+    answers = []
+    for temperature in (1.0, 2.5):
+        fitted = Fitted(net, temperature)
+        bundle = write_bundle(export_graph(fitted, SCENE), fitted, SCENE, "x", {}, tmp_path / "b.onnx")
+        assert bundle.manifest.temperature == temperature
+        answers.append(np.log(bundle.probabilities(cube, centers)))
+    plain, cooled = (answer - answer.mean(axis=-1, keepdims=True) for answer in answers)
+    np.testing.assert_allclose(cooled * 2.5, plain, atol=1e-4)
+
+
+def test_a_network_too_sharp_for_single_precision_is_compared_by_its_own_rounding(tmp_path):
+    net = network(spectral_path=True)
+    with torch.no_grad():
+        net.spectral_path.weight.mul_(300)
+    fitted = Fitted(net, 0.3)
+    graph = export_graph(fitted, SCENE)
+    assert write_bundle(graph, fitted, SCENE, "sharp", {}, tmp_path / "b.onnx").manifest.name == "sharp"

@@ -285,6 +285,17 @@ def test_the_first_words_say_who_wins(made, ours, said):
 # What a recipe chose, and the paper's figures
 
 
+@pytest.mark.parametrize(
+    ("after", "said"), [((0.01, 0.02), "in every row"), ((0.01, 0.2), "in only 1 of 2 rows"), ((0.2, 0.2), "in no row")]
+)
+def test_a_temperature_that_does_harm_is_told(made, after, said):
+    for amount, error in zip((ONE, FIVE), after, strict=True):
+        cell = Cell("variants", DEFAULT_VARIANT, "strong", amount, 0)
+        record = made.add(cell) | {"calibration": {"ece_before": 0.1, "ece_after": error, "temperature": 2.0}}
+        (made.directory / "cells" / f"{cell.id}.json").write_text(json.dumps(record))
+    assert f"nearer to the truth {said}" in findings_of(blocks_of(made, portraits.calibration))
+
+
 def test_what_was_chosen_is_counted_over_seeds_by_amount(made):
     made.add_table_one([ONE, FIVE], ["paper", "strong"], 3, SOME[:2])
     table = table_of(blocks_of(made, portraits.choices))
@@ -375,6 +386,14 @@ def test_a_collection_begins_with_a_line_for_every_scene_and_amount(collection):
         "**Indian pines, random split**", "1\u00a0% (4 labels)", "5\u00a0% (19 labels)",
         "**SalinasA, spatial split**", "100 labels", "200 labels", "500 labels",
     ]  # fmt: skip
+
+
+def test_a_collection_says_over_how_many_seeds_its_lines_are(tmp_path):
+    for folder, seeds in (("one", 2), ("two", 3)):
+        MadeUpStudy(tmp_path / folder, shape=(24, 24)).add_table_one([ONE], ["strong"], seeds, (DEFAULT_VARIANT,))
+    write_collection([tmp_path / "one", tmp_path / "two"], tmp_path / "out")
+    table = (tmp_path / "out" / "report.md").read_text().split("Overall accuracy of every method")[1]
+    assert "Means ± standard deviation over 2 to 3 seeds. ①" in table
 
 
 def test_studies_in_folders_of_one_name_keep_their_pictures_apart(collection):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Iterator
@@ -33,6 +34,9 @@ from training.datasets import LabelledScene
 from training.fit import Fitted
 
 PROBABILITY_TOLERANCE = 1e-5
+# Single precision alone may be further off, where a network is sharp: then the graph may differ from torch by so many
+# times what torch differs from itself in double precision.
+ROUNDINGS = 4
 # Where the two highest probabilities are nearer than this, either class may come first.
 TIE = 1e-4
 # Rows, cols and centres of the cubes that torch and ONNX Runtime are compared on: one pixel, one line, smaller than a
@@ -85,6 +89,7 @@ def compare_with_torch(classifier: SceneClassifier, content: bytes) -> None:
     """Probabilities agree and so do classes, over cubes of many sizes."""
     session = open_session(content, "the exported graph")
     config = classifier.network.config
+    exact = copy.deepcopy(classifier).double()
     generator = np.random.default_rng(0)
     for rows, cols, count in PARITY_CASES:
         noise = generator.standard_normal((rows, cols, config.bands))
@@ -92,14 +97,18 @@ def compare_with_torch(classifier: SceneClassifier, content: bytes) -> None:
         centers = generator.integers(0, (rows, cols), (count, 2))
         with torch.inference_mode():
             expected = classifier(torch.from_numpy(cube), torch.from_numpy(centers)).numpy()
+            rounding = np.abs(
+                exact(torch.from_numpy(cube).double(), torch.from_numpy(centers)).numpy() - expected
+            ).max()
+        tolerance = max(PROBABILITY_TOLERANCE, ROUNDINGS * float(rounding))
         found = run_graph(session, cube, centers)
         difference = float(np.abs(found - expected).max()) if found.shape == expected.shape else np.inf
         first, second = np.moveaxis(np.sort(expected, axis=-1)[..., :-3:-1], -1, 0)
         other_class = (found.argmax(axis=-1) != expected.argmax(axis=-1)) & (first - second > TIE)
-        if not difference <= PROBABILITY_TOLERANCE or other_class.any():
+        if not difference <= tolerance or other_class.any():
             raise BundleUnfaithful(
                 f"the exported graph differs from torch by {difference:.1e} on a {rows} x {cols} cube; at most "
-                f"{PROBABILITY_TOLERANCE:.0e} is allowed, so nothing was written: please report the options you used"
+                f"{tolerance:.0e} is allowed, so nothing was written: please report the options you used"
             )
 
 

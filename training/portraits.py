@@ -195,7 +195,7 @@ def calibration(study: Study, prefix: str) -> Iterator[Block]:
             figure = figures.reliability(drawn)
             scaled = ", before and after temperature scaling" if is_scaled else ""
             yield Picture(f"{prefix}reliability-{name}", figure, (
-                f"Left: how often answers of a confidence are right{scaled}; {_portrayed(study, cell)}. Above the "
+                f"How often answers of a confidence are right{scaled}; {_portrayed(study, cell)}. Left, above the "
                 "dotted line the network is too modest, below it too sure; hollow marks stand for fewer than "
                 f"{figures.FEWEST_ANSWERS} pixels. Right: how the test pixels spread over confidences."
             ))  # fmt: skip
@@ -205,10 +205,10 @@ def _whether_it_helped(helped: Sequence[bool]) -> str:
     """In how many rows the temperature brought the error down."""
     if all(helped):
         return "The temperature brings confidence nearer to the truth in every row."
-    some = "no row" if not any(helped) else f"{sum(helped)} of {len(helped)} rows"
+    some = "no row" if not any(helped) else f"only {sum(helped)} of {len(helped)} rows"
     return (
-        f"The temperature brings confidence nearer to the truth in {some}; where it does not, the validation pixels, "
-        "which it was fitted to, were too few or too unlike the test pixels."
+        f"The temperature brings confidence nearer to the truth in {some}. The validation pixels, which it is fitted "
+        "to, are likely too few elsewhere, or too unlike the test pixels."
     )
 
 

@@ -164,9 +164,12 @@ def _overview_table(found: dict[Line, dict[str, Method]], rivalries: Rivalries, 
         entries = [_overview_entry(methods.get(label), among, of_label.get(label, 0)) for label in labels]
         rivalry = rivalries.get((study, amount))
         rows.append(Row(_line_name(study, amount), [*entries, *([Entry(_lead(rivalry))] if rivalries else [])]))
-    seeds = sorted({len(method.seeds) for methods in found.values() for method in methods.values()})
-    over = "Means ± standard deviation over " + counted(seeds[-1], "seed") if seeds[-1] > 1 else "One seed"
-    fewer = "; † over fewer than its neighbours" if len(seeds) > 1 else ""
+    seeds = [{len(method.seeds) for method in methods.values()} for methods in found.values()]  # line by line
+    low, high = min(map(max, seeds)), max(map(max, seeds))
+    over = f"Means ± standard deviation over {low} to {high} seeds" if low < high else (
+        f"Means ± standard deviation over {high} seeds" if high > 1 else "One seed"
+    )  # fmt: skip
+    fewer = "; † over fewer than its neighbours" if any(len(of_line) > 1 for of_line in seeds) else ""
     compared = (
         f" The last column compares our default recipe with the baseline of the highest mean, in points: {NOISE}"
         if rivalries
