@@ -91,6 +91,18 @@ def test_a_checkpoint_of_other_options_is_refused_by_their_names(tmp_path):
         fit(SCENE, SPLIT, small(), recipe(epochs=2), 5, checkpoint=checkpoint, resume=True)
 
 
+def test_a_checkpoint_of_another_head_or_path_or_split_is_refused(tmp_path):
+    checkpoint = tmp_path / "run.checkpoint"
+    fit(SCENE, SPLIT, small(head="pooled"), recipe(epochs=1), 0, checkpoint=checkpoint)
+    for config, split, part in (
+        (small(head="token"), SPLIT, "head"),
+        (small(head="pooled", spectral_path=True), SPLIT, "spectral_path"),
+        (small(head="pooled"), replace(SPLIT, test=SPLIT.test[:50]), "split"),
+    ):
+        with pytest.raises(OptionsUnusable, match=f"another {part}: repeat its options"):
+            fit(SCENE, split, config, recipe(epochs=1), 0, checkpoint=checkpoint, resume=True)
+
+
 def test_a_missing_or_damaged_checkpoint_is_refused(tmp_path):
     checkpoint = tmp_path / "run.checkpoint"
     with pytest.raises(OptionsUnusable, match="found no checkpoint"):

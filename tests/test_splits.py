@@ -109,7 +109,7 @@ def test_a_scene_too_small_for_a_spatial_split_says_what_to_do():
 
 
 def test_shares_that_leave_nothing_to_test_are_refused():
-    with pytest.raises(LabelsUnusable, match="lower --fraction or --val-fraction"):
+    with pytest.raises(LabelsUnusable, match="lower --fraction, --train-pixels or --val-fraction"):
         split_labels(quadrants(9, 9), "random", 0.05, 0.99, 0, 16)
 
 

@@ -20,7 +20,7 @@ from numpy.testing import assert_allclose
 
 from model.architecture import ModelConfig
 from model.attention import VARIANTS
-from service.errors import OptionsUnusable, OutputUnwritable, WrongUsage
+from service.errors import BundleUnfaithful, OptionsUnusable, OutputUnwritable, WrongUsage
 from tests import scenes
 from tests.command_line import refusal, run
 from tests.studies import MadeUpStudy
@@ -308,14 +308,47 @@ def test_what_makes_no_study_is_refused_before_anything_is_read(asked, message, 
 
 
 def test_every_cell_of_a_seed_and_an_amount_has_the_same_split(options, scene):
-    splits = Splits(replace(options, test_pixels=50), scene)
+    splits = Splits(options, scene)
     first = splits.of(Cell("variants", "cosine", "paper", ONE_PERCENT, 3))
-    again = Splits(replace(options, test_pixels=50), scene).of(baseline(3))
+    again = Splits(options, scene).of(baseline(3))
     other = splits.of(baseline(4))
     assert (first.train == again.train).all()
     assert (first.test == again.test).all()
-    assert len(first.test) == 50
     assert not np.array_equal(first.test, other.test)
+
+
+def test_how_many_pixels_are_judged_does_not_change_what_is_learnt(options, scene, monkeypatch):
+    cell = Cell("variants", "cosine", "strong", ONE_PERCENT, 0)
+    split = Splits(options, scene).of(cell)
+    learnt = []
+
+    def spy(scene, split, *rest):
+        learnt.append(len(split.test))
+        raise BundleUnfaithful("seen enough")
+
+    monkeypatch.setattr("training.cells.fit_cell", spy)
+    for limit in (None, 50):
+        with pytest.raises(BundleUnfaithful):
+            run_cell(cell, scene, split, "cpu", test_pixels=limit)
+    assert learnt == [len(split.test)] * 2
+    judged = run_cell(baseline(0), scene, split, "cpu", test_pixels=50).document["scores"]["pixels"]
+    assert judged == 50
+
+
+def test_a_network_that_cannot_be_exported_does_not_end_the_study(options, tmp_path):
+    folder = StudyFolder(tmp_path)
+    (tmp_path / "cells").mkdir()
+    cells = [baseline(seed) for seed in range(3)]
+    said = []
+
+    def work(cell, note):
+        if cell.seed == 1:
+            raise BundleUnfaithful("differs")
+        folder.cell(cell).write_text("{}")
+
+    assert work_through(cells, folder, work, say=said.append) == [cells[1]]
+    assert [folder.cell(cell).exists() for cell in cells] == [True, False, True]
+    assert said == [f"{cells[1].id} failed: differs"]
 
 
 def test_a_number_of_training_pixels_can_be_asked_for(options, scene):

@@ -89,6 +89,9 @@ def test_one_or_two_labels_a_class_are_enough_to_begin_with(labels_per_class):
     lesson = teach(scene, Split("random", train, train[:0], test), 0)
     assert np.isfinite(lesson.probabilities).all()
     assert share_right(lesson.probabilities, scene, test) > 0.8
+    if labels_per_class == 1:
+        assert "too few labels" in str(lesson.choice)
+        assert "held_out_accuracy" not in lesson.choice.record()
 
 
 def test_a_scene_of_one_line_and_one_of_constant_bands_have_a_teacher():
@@ -101,6 +104,18 @@ def test_a_scene_of_one_line_and_one_of_constant_bands_have_a_teacher():
     flat[..., 3] = 1.0
     split = split_labels(scene.labels, "random", 0.02, 0.0, 0, 5)
     assert np.isfinite(teach(replace(scene, cube=flat), split, 0).probabilities).all()
+
+
+def test_more_bands_than_neighbours_do_not_blow_up_the_noise():
+    generator = np.random.default_rng(0)
+    scene = noisy_scene(0.3)
+    cube = np.concatenate([scene.cube[:12, :12]] * 20, axis=2) + generator.normal(size=(12, 12, 20 * BANDS)) * 0.3
+    cube = cube.astype(np.float32)
+    known = cube.reshape(-1, cube.shape[-1])
+    small = replace(
+        scene, cube=cube, valid=scene.valid[:12, :12], band_mean=known.mean(axis=0), band_std=known.std(axis=0)
+    )
+    assert np.abs(Spectra.of(small).components).max() < 100
 
 
 def test_the_walk_solves_its_equation_for_every_pull():

@@ -34,9 +34,9 @@ def classify_with_baseline(
     """Classes 1..K of the test pixels by one of PER_PIXEL, or by CNN."""
     if name == CNN:
         return predict_cnn(fit_cnn(scene, train, seed, device), scene, test)
-    spectra = scene.standardised()
-    classifier = _classifier(name, seed).fit(spectra[tuple(train.T)], scene.labels[tuple(train.T)])
-    found: NDArray[np.integer] = classifier.predict(spectra[tuple(test.T)])
+    learnt, asked = tuple(train.T), tuple(test.T)
+    classifier = _classifier(name, seed).fit(scene.standardised(learnt), scene.labels[learnt])
+    found: NDArray[np.integer] = classifier.predict(scene.standardised(asked))
     return found
 
 

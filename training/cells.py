@@ -18,7 +18,7 @@ from training.evaluate import score
 from training.fit import RECIPES, Fitted, PatchSource, centre_logits, choose_device, fit
 from training.inspection import Mapper, SceneMap, bundle_of, draw_arrays, softmax
 from training.plan import DEFAULT_VARIANT, Cell
-from training.splits import Pixels, Split
+from training.splits import Pixels, Split, draw_some
 from training.statistics import Bins, calibration_error, reliability_bins
 
 
@@ -36,15 +36,22 @@ class Finished:
 
 
 def run_cell(
-    cell: Cell, scene: LabelledScene, split: Split, device: str, note: Callable[[str], None] = lambda _: None
+    cell: Cell,
+    scene: LabelledScene,
+    drawn: Split,
+    device: str,
+    note: Callable[[str], None] = lambda _: None,
+    test_pixels: int | None = None,
 ) -> Finished:
-    """Fit and judge; `note` is told how far it is."""
+    """Fit and judge, by all test pixels or so many of them; `note` is told how far it is."""
+    split = replace(drawn, test=draw_some(drawn.test, test_pixels, cell.seed))
     if cell.part == "baselines":
         return Finished(_run_baseline(cell, scene, split, device))
     if cell.noise_db is not None:
         scene = add_noise(scene, cell.noise_db, cell.seed)
     with Stopwatch() as fitting:
-        fitted = fit_cell(scene, split, default_config(scene, cell.change), cell, device, note)
+        # How many pixels are judged must not change what is learnt.
+        fitted = fit_cell(scene, drawn, default_config(scene, cell.change), cell, device, note)
     note("judging")
     with Stopwatch() as predicting:
         source = PatchSource(scene, fitted.network.config.patch_px, choose_device(device))

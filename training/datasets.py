@@ -83,9 +83,9 @@ class LabelledScene:
         digest.update(np.ascontiguousarray(self.labels).data)
         return digest.hexdigest()
 
-    def standardised(self) -> NDArray[np.float32]:
-        """Values with mean 0 and standard deviation 1 in every band."""
-        return (self.cube - self.band_mean) / self.band_std
+    def standardised(self, places: tuple[Any, ...] = ()) -> NDArray[np.float32]:
+        """Values with mean 0 and standard deviation 1 in every band, of the whole scene or at (rows, cols)."""
+        return (self.cube[places] - self.band_mean) / self.band_std
 
 
 def load_labelled_scene(files: LabelledFiles) -> LabelledScene:

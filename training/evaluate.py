@@ -184,7 +184,7 @@ def _training_pixels(scene: LabelledScene, manifest: Manifest) -> NDArray[np.int
     drawn = split_labels(
         scene.labels,
         split["name"],
-        split["fraction"],
+        split["fraction"] or 0.0,
         split["val_fraction"],
         record["seed"],
         split["separation_px"],

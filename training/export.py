@@ -18,6 +18,7 @@ from torch.export import Dim
 
 from model.architecture import SceneClassifier
 from model.bundle import (
+    CHECK_TOLERANCE,
     MANIFEST_KEY,
     NO_DIGEST,
     Bundle,
@@ -100,11 +101,11 @@ def compare_with_torch(classifier: SceneClassifier, content: bytes) -> None:
             rounding = np.abs(
                 exact(torch.from_numpy(cube).double(), torch.from_numpy(centers)).numpy() - expected
             ).max()
-        tolerance = max(PROBABILITY_TOLERANCE, ROUNDINGS * float(rounding))
+        tolerance = min(max(PROBABILITY_TOLERANCE, ROUNDINGS * float(rounding)), CHECK_TOLERANCE / 2)
         found = run_graph(session, cube, centers)
         difference = float(np.abs(found - expected).max()) if found.shape == expected.shape else np.inf
         first, second = np.moveaxis(np.sort(expected, axis=-1)[..., :-3:-1], -1, 0)
-        other_class = (found.argmax(axis=-1) != expected.argmax(axis=-1)) & (first - second > TIE)
+        other_class = (found.argmax(axis=-1) != expected.argmax(axis=-1)) & (first - second > max(TIE, 2 * tolerance))
         if not difference <= tolerance or other_class.any():
             raise BundleUnfaithful(
                 f"the exported graph differs from torch by {difference:.1e} on a {rows} x {cols} cube; at most "

@@ -142,7 +142,6 @@ def fit(
     done = 0
     if resume and checkpoint is not None:
         done = _load(checkpoint, network, optimiser, fingerprint)
-    source = PatchSource(scene, config.patch_px, where)
     choice = None
     if recipe.taught:
         say(f"making a teacher for the whole scene from {len(split.train)} labels")
@@ -151,11 +150,12 @@ def fit(
         say(str(choice))
         targets = torch.from_numpy(lesson.probabilities).to(where)
         centers = torch.from_numpy(np.argwhere(scene.valid)).to(where)
-        patches = min(MOST_PATCHES, max(recipe.batch, len(centers) // PIXELS_PER_PATCH))
+        patches = max(recipe.batch, min(MOST_PATCHES, len(centers) // PIXELS_PER_PATCH))
     else:
         targets = training_targets(scene, split).to(where)
         centers = torch.from_numpy(split.train).to(where)
         patches = len(centers)
+    source = PatchSource(scene, config.patch_px, where)
     batches_per_epoch = -(-patches // recipe.batch)
     for epoch in range(done, recipe.epochs):
         began = time.perf_counter()
@@ -342,8 +342,7 @@ def fit_spectral_path(network: Transformer, scene: LabelledScene, train: Pixels,
     """Fit the spectral path to the training pixels' own spectra, and start the rest from nothing."""
     from sklearn.linear_model import LogisticRegression
 
-    rows, cols = train.T
-    spectra, classes = scene.standardised()[rows, cols], scene.labels[rows, cols]
+    spectra, classes = scene.standardised(tuple(train.T)), scene.labels[tuple(train.T)]
     regression = LogisticRegression(max_iter=2000).fit(spectra, classes)
     weight, bias = regression.coef_, regression.intercept_
     if len(regression.classes_) == 2:  # scikit-learn keeps one row for two classes
@@ -365,10 +364,10 @@ def _is_due(epoch: int, epochs: int) -> bool:
 
 def _fingerprint(scene: LabelledScene, split: Split, config: ModelConfig, recipe: Recipe, seed: int) -> dict[str, Any]:
     """All that a run's result follows from, by the names of the options behind it."""
-    pixels = hashlib.sha256(split.train.tobytes()).hexdigest()
-    options = {**asdict(config), **asdict(recipe)}
+    pixels = hashlib.sha256(b"".join(part.tobytes() for part in (split.train, split.validation, split.test)))
+    options = {**asdict(recipe), **asdict(config)}  # the head and the path are those asked for, not the recipe's
     options |= {"patch": options.pop("patch_px"), "recipe": options.pop("name")}
-    return {"scene or labels": scene.digest, **options, "seed": seed, "split": pixels}
+    return {"scene or labels": scene.digest, **options, "seed": seed, "split": pixels.hexdigest()}
 
 
 def _save(

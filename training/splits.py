@@ -58,10 +58,18 @@ def split_labels(
     test = may_test & ~train & ~validation
     if not test.any():
         raise LabelsUnusable(
-            "every labelled pixel trains or validates and none is left to test: lower --fraction or --val-fraction, or "
-            "label more pixels"
+            "every labelled pixel trains or validates and none is left to test: lower --fraction, --train-pixels or "
+            "--val-fraction, or label more pixels"
         )
     return Split(name, pixels[train], pixels[validation], pixels[test])
+
+
+def draw_some(pixels: Pixels, limit: int | None, seed: int) -> Pixels:
+    """So many of the pixels, drawn at random, in their order; all where no fewer are asked for."""
+    if limit is None or limit >= len(pixels):
+        return pixels
+    chosen = np.random.default_rng(seed).choice(len(pixels), limit, replace=False)
+    return pixels[np.sort(chosen)]
 
 
 def _quotas(classes: NDArray[np.integer], fraction: float) -> dict[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from service import bench
-from service.errors import OptionsUnusable, OutputUnwritable
+from service.errors import BundleUnfaithful, OptionsUnusable, OutputUnwritable
 from training.cells import default_config, run_cell
 from training.datasets import LabelledFiles, LabelledScene, load_labelled_scene
 from training.fit import RECIPES, choose_device, separation_px
@@ -79,13 +79,16 @@ def run_study(
     say(f"{options.output}: {done} of {len(cells)} cells are done")
 
     def work(cell: Cell, note: Callable[[str], None]) -> None:
-        finished = run_cell(cell, scene, splits.of(cell), options.device, note)
+        finished = run_cell(cell, scene, splits.of(cell), options.device, note, options.test_pixels)
         if finished.arrays is not None:
             write_arrays(folder.arrays(cell), finished.arrays)
         write_json(folder.cell(cell), finished.document)
 
-    work_through(cells, folder, work, report, say)
+    failed = work_through(cells, folder, work, report, say)
     write_report(options.output)
+    if failed:
+        names = ", ".join(cell.id for cell in failed)
+        raise BundleUnfaithful(f"{len(failed)} of {len(cells)} cells failed and were left out: {names}")
 
 
 def _require_usable(options: StudyOptions) -> None:
@@ -126,21 +129,29 @@ def work_through(
     report: Callable[[CellsDone], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
     poll_s: float = POLL_S,
-) -> None:
-    """Work on every cell that has no file and that nobody else works on, until all have one."""
+) -> list[Cell]:
+    """Work on every cell that has no file and that nobody else works on, until all have one; gives those that failed.
+
+    A cell fails alone where its network cannot be exported; whatever else goes wrong would go wrong in all.
+    """
+    failed: list[Cell] = []
 
     def show(cell: Cell | None, note: str = "") -> None:
         done = len(cells) - len(folder.pending(cells))
         report(CellsDone(done, len(cells), f"{cell.id if cell else ''} {note}".strip()))
 
     has_told = False
-    while pending := folder.pending(cells):
+    while pending := [cell for cell in folder.pending(cells) if cell not in failed]:
         has_worked = False
         for cell in pending:
             with claimed(folder.lock(cell), folder.cell(cell)) as is_ours:
                 if is_ours:
                     show(cell)
-                    work(cell, partial(show, cell))
+                    try:
+                        work(cell, partial(show, cell))
+                    except BundleUnfaithful as error:
+                        say(f"{cell.id} failed: {error}")
+                        failed.append(cell)
                     show(cell)
                     has_worked = True
         if not has_worked:
@@ -150,6 +161,7 @@ def work_through(
             show(None, "others are at work")
             time.sleep(poll_s)
     show(None)
+    return failed
 
 
 def open_study(options: StudyOptions, scene: LabelledScene) -> StudyFolder:
@@ -233,7 +245,7 @@ class Splits:
         self._drawn: dict[tuple[Amount, int], Split] = {}
 
     def of(self, cell: Cell) -> Split:
-        """The split with the test pixels that are judged: all, or as many as were asked for."""
+        """The split, with all of its test pixels."""
         key = (cell.amount, cell.seed)
         if key not in self._drawn:
             self._drawn[key] = self._draw(cell.amount, cell.seed)
@@ -244,16 +256,10 @@ class Splits:
         apart = separation_px(default_config(self._scene), RECIPES[DEFAULT_RECIPE])
         if amount.train_pixels is None:
             assert amount.fraction is not None
-            split = split_labels(labels, options.split, amount.fraction, options.val_fraction, seed, apart)
-        else:
-            split = split_labels(
-                labels, options.split, 0.0, options.val_fraction, seed, apart, train_pixels=amount.train_pixels
-            )
-        limit = options.test_pixels
-        if limit is None or limit >= len(split.test):
-            return split
-        chosen = np.random.default_rng(seed).choice(len(split.test), limit, replace=False)
-        return replace(split, test=split.test[np.sort(chosen)])
+            return split_labels(labels, options.split, amount.fraction, options.val_fraction, seed, apart)
+        return split_labels(
+            labels, options.split, 0.0, options.val_fraction, seed, apart, train_pixels=amount.train_pixels
+        )
 
 
 def report_writer() -> Callable[[Path], None]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -30,6 +31,8 @@ from training.splits import Pixels, Split
 COMPONENTS = 30  # of the noise-adjusted transform: what the discriminant looks at
 EDGE_COMPONENTS = 10  # of the same: what tells neighbours apart
 STATISTICS_PIXELS = 200_000  # from which the transform is found
+PAIRS_PER_BAND = 10  # of neighbours, below which the noise is not known well enough
+MOST_LABELS = 5_000  # that are held out in turn; more say no more and take long to gather
 WEAKEST_EDGE = 1e-6  # keeps the graph in one piece
 # How hard a pixel is pulled to its own spectrum's answer, where neighbours that look alike pull with about 8 * 0.4.
 PULLS = (math.inf, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
@@ -37,7 +40,7 @@ FOLDS = 5
 REPEATS = 2  # of the cross-validation, with other folds; larger scenes take long enough once
 LARGE_SCENE_PIXELS = 100_000
 ASKED_PIXELS = 2000  # whose distances from the labels are looked at
-TOLERANCE = 1e-4  # of probabilities
+TOLERANCE = 1e-4  # of a step; answers were then off by at most 0.001 at the weakest pull
 MOST_ITERATIONS = 1000
 SHARPEST = 0.1  # temperature of the teacher's answers
 SMALLEST_PROBABILITY = 1e-4  # one odd pixel must not decide alone
@@ -51,22 +54,32 @@ class Choice:
 
     pull: float
     temperature: float  # of the answers, by the held-out pixels
-    accuracy: float
-    spectral_accuracy: float
+    accuracy: float | None  # None: no training pixel could be held out
+    spectral_accuracy: float | None
     held_out_px: float  # median distance of a held-out pixel from the nearest label it was judged by
     asked_px: float  # median distance of the pixels asked for from the nearest label
+
+    def _shares(self) -> dict[str, float]:
+        if self.accuracy is None or self.spectral_accuracy is None:
+            return {}
+        return {
+            "held_out_accuracy": round(self.accuracy, 4),
+            "held_out_accuracy_of_spectra_alone": round(self.spectral_accuracy, 4),
+        }
 
     def record(self) -> dict[str, float | str]:
         """The choice as it stands in a manifest and in a study's cells."""
         return {
             "pull": "spectra alone" if math.isinf(self.pull) else self.pull,
-            "held_out_accuracy": round(self.accuracy, 4),
-            "held_out_accuracy_of_spectra_alone": round(self.spectral_accuracy, 4),
+            "temperature": round(self.temperature, 4),
+            **self._shares(),
             "held_out_distance_px": round(self.held_out_px, 1),
             "asked_distance_px": round(self.asked_px, 1),
         }
 
     def __str__(self) -> str:
+        if self.accuracy is None or self.spectral_accuracy is None:
+            return "taught by spectra alone: too few labels to hold some out and see whether neighbours help"
         how = (
             "spectra alone, since neighbours did not help"
             if math.isinf(self.pull)
@@ -95,7 +108,8 @@ def teach(scene: LabelledScene, split: Split, seed: int) -> Lesson:
     spectra = Spectra.of(scene)
     graph = Graph.of(spectra.components[:, :EDGE_COMPONENTS], scene.valid)
     choice = _choose(spectra, graph, places, classes, split, len(scene.legend), seed)
-    probabilities = graph.walk(spectra.classify(places, classes, len(scene.legend)), places, classes, (choice.pull,))[0]
+    spectral = spectra.classify(places, classes, len(scene.legend))
+    probabilities = next(graph.walk(spectral, places, classes, (choice.pull,)))
     # A walk far from its labels is right more often than it is sure; a network learns sure answers sooner.
     sharpened = np.power(probabilities, 1 / min(1.0, choice.temperature))
     sharpened /= np.maximum(sharpened.sum(axis=1, keepdims=True), 1e-30)
@@ -120,8 +134,12 @@ def _choose(
     truths: list[NDArray[np.int64]] = []
     held_out_px, asked_px = [], 0.0
     generator = np.random.default_rng(seed)
+    train = split.train
+    if len(train) > MOST_LABELS:
+        some = np.sort(generator.choice(len(train), MOST_LABELS, replace=False))
+        train, places, classes = train[some], places[some], classes[some]
     for _ in range(1 if len(spectra.standardised) > LARGE_SCENE_PIXELS else REPEATS):
-        folds = matched_folds(split.train, split.test, generator)
+        folds = matched_folds(train, split.test, generator)
         asked_px = folds.asked_px
         held_out_px.append(folds.held_out_px)
         for fold in range(FOLDS):
@@ -131,14 +149,14 @@ def _choose(
             if not judged.any() or len(np.unique(classes[~held])) < 2:
                 continue
             spectral = spectra.classify(places[~held], classes[~held], class_count)
-            # Labels that lie nearer to the held-out pixels than any lies to those asked for would help too much.
-            distance, _ = cKDTree(split.train[held]).query(split.train)
+            # Labels nearer to the held-out pixels than labels mostly lie to those asked for would help too much.
+            distance, _ = cKDTree(train[held]).query(train)
             anchors = ~held & (distance >= asked_px)
             for number, walked in enumerate(graph.walk(spectral, places[anchors], classes[anchors], PULLS)):
                 answers[number].append(walked[places[judged]])
             truths.append(classes[judged])
     if not truths:
-        return Choice(math.inf, 1.0, 0.0, 0.0, 0.0, asked_px)
+        return Choice(math.inf, 1.0, None, None, 0.0, asked_px)
     truth = np.concatenate(truths)
     held_out = [np.log(np.maximum(np.concatenate(found), SMALLEST_PROBABILITY)) for found in answers]
     temperatures = [fit_temperature(logits, truth, SHARPEST) for logits in held_out]
@@ -218,17 +236,15 @@ class Spectra:
     @classmethod
     def of(cls, scene: LabelledScene) -> Spectra:
         """The noise is what differs between neighbours; its covariance is made white, and the rest sorted by size."""
-        standardised = scene.standardised()
-        rows, cols, bands = standardised.shape
-        step = max(1, math.isqrt(rows * cols // STATISTICS_PIXELS))
-        pairs = scene.valid[1::step, ::step] & scene.valid[:-1:step, ::step]
-        noise = (standardised[1::step, ::step] - standardised[:-1:step, ::step])[pairs] / math.sqrt(2)
-        whitener = _whitener(noise)
-        known = standardised[::step, ::step][scene.valid[::step, ::step]] @ whitener
-        sizes, directions = np.linalg.eigh(np.cov(known, rowvar=False).reshape(bands, bands))
+        _, cols, bands = scene.cube.shape
+        flat = scene.standardised().reshape(-1, bands)
+        upper = _some(np.flatnonzero(scene.valid[1:] & scene.valid[:-1]))
+        whitener = _whitener((flat[upper + cols] - flat[upper]) / math.sqrt(2))
+        known = flat[_some(np.flatnonzero(scene.valid))] @ whitener
+        spread = np.cov(known, rowvar=False).reshape(bands, bands) if len(known) > 1 else np.eye(bands)
+        sizes, directions = np.linalg.eigh(spread)
         chosen = directions[:, np.argsort(-sizes)[:COMPONENTS]]
-        flat = standardised.reshape(-1, bands)
-        return cls(flat, (flat @ (whitener @ chosen)).astype(np.float32))
+        return cls(flat, flat @ (whitener @ chosen).astype(np.float32))
 
     def classify(self, places: NDArray[np.int64], classes: NDArray[np.int64], class_count: int) -> Probabilities:
         """Probabilities of all pixels: the mean of a logistic regression's and a linear discriminant's."""
@@ -255,11 +271,19 @@ class Spectra:
         return probabilities
 
 
+def _some(places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """As many of the places as statistics need, from all over."""
+    return places[:: max(1, len(places) // STATISTICS_PIXELS)]
+
+
 def _whitener(noise: NDArray[np.float32]) -> NDArray[np.float32]:
     bands = noise.shape[1]
     if len(noise) < 2:
         return np.eye(bands, dtype=np.float32)
-    covariance = np.cov(noise, rowvar=False).reshape(bands, bands)
+    if len(noise) < PAIRS_PER_BAND * bands:  # too few to know every direction: shrink
+        covariance = ledoit_wolf(noise, assume_centered=True)[0]
+    else:
+        covariance = np.cov(noise, rowvar=False).reshape(bands, bands)
     sizes, directions = np.linalg.eigh(covariance + 1e-6 * np.eye(bands))
     return (directions / np.sqrt(np.maximum(sizes, 1e-6))).astype(np.float32)
 
@@ -297,7 +321,7 @@ class Graph:
         places: NDArray[np.int64],
         classes: NDArray[np.int64],
         pulls: tuple[float, ...],
-    ) -> list[Probabilities]:
+    ) -> Iterator[Probabilities]:
         """For each pull: probabilities that agree with the labels, with neighbours that look alike, and with spectra.
 
         Every pixel's answer is the mean of its neighbours', weighted by ties, and of its own spectrum's, weighted by
@@ -310,14 +334,13 @@ class Graph:
         from_known = (self.ties @ known)[free]
         inner = self.ties[free][:, free]
         degree = np.asarray(self.ties.sum(axis=1), np.float32).ravel()[free, None]
-        found, answer = [], spectral[free]
+        answer = spectral[free]
         for pull in pulls:
             if not math.isinf(pull):
                 answer = _solve(inner, degree + pull, from_known + pull * spectral[free], answer)
             whole = known.copy()
             whole[free] = np.maximum(answer, 0)  # the solver's rounding may go below
-            found.append(whole)
-        return found
+            yield whole
 
 
 def _solve(

@@ -9,8 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from model.architecture import Head, ModelConfig, Positions
 from model.attention import Normalise, Squaring
 from model.bundle import Bundle, open_session
@@ -20,7 +18,7 @@ from training.datasets import LabelledFiles, LabelledScene, load_labelled_scene
 from training.evaluate import Scores, classify_pixels, score
 from training.export import export_graph, write_bundle
 from training.fit import RECIPES, EpochReport, Fitted, Recipe, choose_device, fit, require_checkpoint, separation_px
-from training.splits import Pixels, Split, SplitName, split_labels
+from training.splits import Split, SplitName, draw_some, split_labels
 
 LARGEST_SEED = 2**31
 
@@ -46,7 +44,7 @@ class TrainOptions:
     resume: bool = False
     attention: str = "cosine_squared"
     head: Head | None = None  # None: the recipe's
-    spectral_path: bool = False  # the recipe's own besides
+    spectral_path: bool | None = None  # None: the recipe's
     normalise: Normalise = "both"
     squaring: Squaring | None = None
     positions: Positions = "learnable"
@@ -86,6 +84,7 @@ def train(
         require_checkpoint(options.checkpoint)
     scene = load_labelled_scene(options.files)
     config = _config(options, scene, recipe)
+    recipe = replace(recipe, head=config.head, spectral_path=config.spectral_path)
     split = split_labels(
         scene.labels,
         options.split,
@@ -96,14 +95,14 @@ def train(
         options.train_pixels,
     )
     say(_summary(scene, split))
-    for warning in scene.warnings + _split_warnings(scene, split):
+    for warning in scene.warnings + _split_warnings(scene, split, options.train_pixels):
         say(f"warning: {warning}")
     fitted = fit(
         scene, split, config, recipe, options.seed, options.device, options.checkpoint, options.resume, report, say
     )
     say("exporting and comparing with torch")
     graph = export_graph(fitted, scene)
-    judged = _judged(split, options)
+    judged = draw_some(split.test, options.test_pixels, options.seed)
     say(f"scoring {len(judged)} test pixels")
     session = open_session(graph.SerializeToString(), options.output.name)
     found = classify_pixels(session, scene.cube, judged, config.patch_px)
@@ -154,26 +153,22 @@ def _config(options: TrainOptions, scene: LabelledScene, recipe: Recipe) -> Mode
             squaring=options.squaring,
             positions=options.positions,
             head=options.head or recipe.head,
-            spectral_path=options.spectral_path or recipe.spectral_path,
+            spectral_path=recipe.spectral_path if options.spectral_path is None else options.spectral_path,
         )
     except ValueError as error:
         raise OptionsUnusable(str(error)) from error
 
 
-def _split_warnings(scene: LabelledScene, split: Split) -> tuple[str, ...]:
+def _split_warnings(scene: LabelledScene, split: Split, train_pixels: int | None) -> tuple[str, ...]:
+    warnings = []
+    if train_pixels is not None and len(split.train) != train_pixels:
+        why = "at least one of every class" if len(split.train) > train_pixels else "all that the training blocks have"
+        warnings.append(f"{len(split.train)} pixels train instead of {train_pixels}: {why}")
     tested = set(scene.labels[tuple(split.test.T)].tolist())
     untested = [entry.name for value, entry in enumerate(scene.legend, start=1) if value not in tested]
-    if not untested:
-        return ()
-    return (f"no test pixels of {', '.join(untested)}: the scores do not speak of them",)
-
-
-def _judged(split: Split, options: TrainOptions) -> Pixels:
-    """The test pixels, or as many of them as were asked for, drawn at random."""
-    if options.test_pixels is None or options.test_pixels >= len(split.test):
-        return split.test
-    chosen = np.random.default_rng(options.seed).choice(len(split.test), options.test_pixels, replace=False)
-    return split.test[np.sort(chosen)]
+    if untested:
+        warnings.append(f"no test pixels of {', '.join(untested)}: the scores do not speak of them")
+    return tuple(warnings)
 
 
 def _summary(scene: LabelledScene, split: Split) -> str:
@@ -205,7 +200,7 @@ def _record(
         },
         "split": {
             "name": split.name,
-            "fraction": options.fraction,
+            "fraction": options.fraction if options.train_pixels is None else None,
             "train_pixels": options.train_pixels,
             "val_fraction": options.val_fraction,
             "separation_px": separation_px(config, recipe),

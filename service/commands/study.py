@@ -71,7 +71,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     cells.add_argument("--val-fraction", type=float, default=0.01, help="share of each class to validate on (0.01)")
     cells.add_argument("--test-pixels", type=int, metavar="N", help="score at most N, drawn at random (all)")
     cells.add_argument(
-        "--split", choices=SPLITS, default="random", help="spatial: no patch shared by train and test (%(default)s)"
+        "--split",
+        choices=SPLITS,
+        default="random",
+        help="spatial: test a patch or more from any training label (%(default)s)",
     )
     cells.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(%(default)s)")
 

@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     learning.add_argument("--train-pixels", type=int, metavar="N", help="train on so many pixels in all instead")
     learning.add_argument("--val-fraction", type=float, help="share of each class to validate on (%(default)s)")
     learning.add_argument("--test-pixels", type=int, metavar="N", help="score at most N, drawn at random (all)")
-    learning.add_argument("--split", choices=SPLITS, help="spatial: no patch shared by train and test (%(default)s)")
+    learning.add_argument("--split", choices=SPLITS, help="spatial: test a patch away from any label (%(default)s)")
     learning.add_argument("--seed", type=int, help="(%(default)s)")
     learning.add_argument("--device", choices=("auto", "cpu", "cuda"), help="(%(default)s)")
     learning.add_argument(
@@ -49,7 +49,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("network")
     network.add_argument("--attention", choices=VARIANTS, metavar="NAME", help=f"{', '.join(VARIANTS)} (%(default)s)")
     network.add_argument("--head", choices=HEADS, help="which tokens answer (the recipe's)")
-    network.add_argument("--spectral-path", action="store_true", help="start from a logistic regression per pixel")
+    network.add_argument(
+        "--spectral-path",
+        action=argparse.BooleanOptionalAction,
+        help="start from a logistic regression per pixel (the recipe's)",
+    )
     network.add_argument("--normalise", choices=NORMALISE, help="which of query and key have length 1 (%(default)s)")
     network.add_argument("--squaring", choices=SQUARING, help="what becomes of the cosine (the attention's own)")
     network.add_argument("--positions", choices=POSITIONS, help="(%(default)s)")
