@@ -624,7 +624,13 @@ def test_wrong_usage_is_told_in_a_line(more, message, tmp_path):
 def test_a_stopped_study_says_how_far_it_came_and_goes_on(files, tmp_path):
     output = tmp_path / "study"
     command = [sys.executable, "-m", "service.cli", *map(str, asked_for(files, output, "--baselines", "random_forest"))]
-    process = subprocess.Popen([*command, "--seeds", "300"], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, "--seeds", "300"],
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts background jobs deaf to Ctrl-C, and the suite may be one; the user at a terminal is not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 120
     while not list(output.glob("cells/*.json")) and time.monotonic() < deadline:
         time.sleep(0.05)
