@@ -55,7 +55,9 @@ def embed_svgs(labelled: Sequence[tuple[str, str]]) -> tuple[str, list[str]]:
     def embed(svg: str, label: str) -> str:
         text = re.sub(r"<defs>\s*</defs>\s*", "", LETTER.sub("", svg))
         text = re.sub(r' style="([^"]*)"', lambda found: _class_of(found, classes), text)
-        wide = float(re.search(r'width="([0-9.]+)pt"', svg)[1]) * 96 / 72  # type: ignore[index]  # CSS pixels
+        width = re.search(r'width="([0-9.]+)pt"', svg)
+        assert width is not None  # matplotlib writes one into every file
+        wide = float(width[1]) * 96 / 72  # CSS pixels
         root = f'<svg class="picture" role="img" aria-label="{label}" style="max-width:{1.2 * wide:.0f}px" viewBox='
         return re.sub(r"<svg [^>]*?viewBox=", root, text, count=1)
 
