@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,10 @@ SQUARING: tuple[Squaring, ...] = get_args(Squaring)
 
 # Below this squared length a vector has no direction: it is left (nearly) zero, so its scores are 0 and never NaN.
 SMALLEST_SQUARED_NORM = 1e-12
+# Of the additive score: what a query or a key adds at most, and how many numbers of pairs are made at once. 1 MB stays
+# in a core's own cache.
+LARGEST_PART = 20.0
+NUMBERS_AT_ONCE = {"cpu": 2**18, "cuda": 2**26}
 
 
 @dataclass(frozen=True)
@@ -139,9 +144,93 @@ class AdditiveScore(nn.Module):
         self.score_weight = nn.Parameter(torch.empty(heads, 1, head_width, 1).uniform_(-bound, bound))
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-        query_part = (queries @ self.query_weight + self.bias).unsqueeze(-2)  # (n, heads, tokens, 1, head width)
-        key_part = (keys @ self.key_weight).unsqueeze(-3)  # (n, heads, 1, tokens, head width)
-        return (torch.tanh(query_part + key_part) @ self.score_weight).squeeze(-1)
+        query_part = queries @ self.query_weight + self.bias  # (n, heads, tokens, head width)
+        key_part = keys @ self.key_weight
+        weight = self.score_weight.flatten(1)  # (heads, head width)
+        if torch.compiler.is_exporting():
+            return added_tanh(_power(query_part), _power(key_part), weight)
+        count, heads, tokens, _ = query_part.shape
+        weights = weight.expand(count, -1, -1).flatten(0, 1)
+        scores = blockwise_added_tanh(query_part.flatten(0, 1), key_part.flatten(0, 1), weights)
+        return scores.reshape(count, heads, tokens, -1)
+
+
+def added_tanh(query_power: Tensor, key_power: Tensor, weight: Tensor) -> Tensor:
+    """w . tanh(q + k) for every pair of queries (..., i, width) and keys (..., j, width), given exp(2 q) and exp(2 k).
+
+    tanh(q + k) = 1 - 2 / (1 + exp(2 q) exp(2 k)): one exponential a token instead of a tanh a pair.
+    """
+    weight = weight.unsqueeze(-1)  # (..., width, 1)
+    pairs = _complement(query_power, key_power).flatten(-3, -2)  # (..., i * j, width)
+    scores: Tensor = weight.sum(dim=-2, keepdim=True) - 2 * (pairs @ weight)
+    return scores.reshape(*query_power.shape[:-1], key_power.shape[-2])
+
+
+def _complement(query_power: Tensor, key_power: Tensor) -> Tensor:
+    """(1 - tanh) / 2 of all pairs (..., i, j, width)."""
+    return (query_power.unsqueeze(-2) * key_power.unsqueeze(-3)).add_(1).reciprocal_()
+
+
+def _power(part: Tensor) -> Tensor:
+    """exp(2 x); beyond LARGEST_PART tanh is 1 whatever is added, and products of two would leave single precision."""
+    precise = part.to(torch.promote_types(part.dtype, torch.float32))
+    return torch.exp(2 * precise.clamp(-LARGEST_PART, LARGEST_PART))
+
+
+class BlockwiseAddedTanh(torch.autograd.Function):
+    """`added_tanh` that never keeps a number for every pair and component: blocks of pairs are made, used and dropped.
+
+    The gradient makes them again. A step of the additive score is bound by memory otherwise.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
+        """Scores (m, i, j) of queries (m, i, width), keys (m, j, width) and weights (m, width)."""
+        ctx.save_for_backward(queries, keys, weight)
+        query_power, key_power, weight = _power(queries), _power(keys), weight.to(_power(weight).dtype)
+        scores = query_power.new_empty(len(queries), queries.shape[1], keys.shape[1])
+        with torch.autocast(queries.device.type, enabled=False):
+            for some, rows in _blocks(queries, keys):
+                scores[some, rows] = added_tanh(query_power[some, rows], key_power[some], weight[some])
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """d tanh(x) = 1 - tanh(x)^2 = 4 c (1 - c), where c = (1 - tanh(x)) / 2."""
+        queries, keys, weight = ctx.saved_tensors
+        (outer_gradient,) = outer
+        query_power, key_power = _power(queries), _power(keys)
+        by_query, by_key = torch.empty_like(query_power), torch.zeros_like(key_power)
+        by_weight = torch.zeros_like(query_power[:, 0])
+        with torch.autocast(queries.device.type, enabled=False):
+            for some, rows in _blocks(queries, keys):
+                gradient = outer_gradient[some, rows].to(query_power.dtype)  # (m, i, j)
+                pairs = _complement(query_power[some, rows], key_power[some])  # (m, i, j, width)
+                complement = gradient.flatten(1).unsqueeze(1) @ pairs.flatten(1, 2)  # (m, 1, width)
+                by_weight[some] += gradient.sum(dim=(1, 2))[:, None] - 2 * complement.squeeze(1)
+                slope = torch.addcmul(pairs, pairs, pairs, value=-1).mul_(gradient.unsqueeze(-1))
+                by_query[some, rows] = slope.sum(dim=2)
+                by_key[some] += slope.sum(dim=1)
+        scale = 4 * weight.unsqueeze(1)
+        return (
+            (by_query * scale).to(queries.dtype),
+            (by_key * scale).to(keys.dtype),
+            by_weight.to(weight.dtype),
+        )
+
+
+blockwise_added_tanh: Callable[[Tensor, Tensor, Tensor], Tensor] = BlockwiseAddedTanh.apply
+
+
+def _blocks(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Parts of the patches' heads, and of their queries, whose pairs are made at once."""
+    at_once = NUMBERS_AT_ONCE.get(queries.device.type, NUMBERS_AT_ONCE["cuda"])
+    per_row = keys.shape[1] * keys.shape[2]
+    rows = max(1, min(queries.shape[1], at_once // per_row))
+    some = max(1, at_once // (per_row * queries.shape[1]))
+    for first in range(0, len(queries), some):
+        for row in range(0, queries.shape[1], rows):
+            yield slice(first, first + some), slice(row, row + rows)
 
 
 class MixedScore(nn.Module):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from model import attention as scores
 from model.attention import NORMALISE, SQUARING, VARIANTS, CosineScore, DotScore, MultiHeadAttention, unit
 
 WIDTH, HEADS, TOKENS = 16, 4, 9
@@ -95,6 +96,34 @@ def test_additive_scores_follow_their_equation(name):
                 ) + score.bias[head, 0]
                 expected = score.score_weight[head, 0, :, 0] @ torch.tanh(inner)
                 torch.testing.assert_close(found[0, head, i, j], expected)
+
+
+@pytest.mark.parametrize("at_once", [1, 70, 10_000])
+def test_additive_gradients_do_not_depend_on_blocks(at_once, monkeypatch):
+    monkeypatch.setitem(scores.NUMBERS_AT_ONCE, "cpu", at_once)
+    torch.manual_seed(0)
+    score = scores.AdditiveScore(HEADS, 4).double()
+    torch.nn.init.normal_(score.bias)
+    inputs = [vectors(1, 2, HEADS, 3, 4).double(), vectors(2, 2, HEADS, 5, 4).double()]
+    learnt = [*(tensor.requires_grad_() for tensor in inputs), *score.parameters()]
+    found = score(*inputs)
+    query_part = (inputs[0] @ score.query_weight + score.bias).unsqueeze(-2)
+    pairs = torch.tanh(query_part + (inputs[1] @ score.key_weight).unsqueeze(-3))
+    expected = (pairs @ score.score_weight).squeeze(-1)
+    torch.testing.assert_close(found, expected)
+    outer = vectors(3, *found.shape).double()
+    for ours, plain in zip(
+        torch.autograd.grad(found, learnt, outer), torch.autograd.grad(expected, learnt, outer), strict=True
+    ):
+        torch.testing.assert_close(ours, plain)
+
+
+def test_additive_scores_of_huge_tokens_are_numbers():
+    score = layer("additive").score
+    huge = 1e4 * vectors(1, 1, HEADS, 3, 4)
+    found = score(huge, -huge)
+    assert found.isfinite().all()
+    assert (found.abs() <= score.score_weight.abs().sum(dim=(1, 2, 3))[:, None, None] + 1e-5).all()
 
 
 def test_self_attention_is_the_stock_layer():

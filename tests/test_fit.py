@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from model.architecture import HEADS, ModelConfig, Transformer
+from model.attention import VARIANTS
 from service.errors import OptionsUnusable, OutputUnwritable
 from tests import scenes
 from training import fit as fitting
@@ -58,6 +59,7 @@ def test_every_head_learns_an_easy_scene_by_every_recipe(head, name):
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("name", RECIPES)
 def test_micro_batches_give_the_gradient_of_the_whole_batch(head, name, monkeypatch):
+    monkeypatch.setattr(fitting, "is_fast_in_bfloat16", lambda _: False)  # whose rounding is as large as a mistake
     weights = []
     for patches_at_once in (3, 1000):
         monkeypatch.setattr(fitting, "CPU_TOKENS_AT_ONCE", patches_at_once * 16)
@@ -66,6 +68,15 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch(head, name, monkeypa
         weights.append(fitted.network.state_dict())
     for name, first in weights[0].items():
         torch.testing.assert_close(first, weights[1][name], atol=2e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("attention", VARIANTS)
+def test_every_score_function_learns_in_half_the_bits(attention, monkeypatch):
+    monkeypatch.setattr(fitting, "is_fast_in_bfloat16", lambda _: True)  # as it is on processors that have them
+    net = fit(SCENE, SPLIT, small(attention=attention), recipe(epochs=25, learning_rate=1e-2), 0).network
+    found = predict(net, PatchSource(SCENE, 4, CPU), SPLIT.test)
+    assert (found == SCENE.labels[tuple(SPLIT.test.T)]).mean() > 0.85
+    assert {weight.dtype for weight in net.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("stop_after", [1, 3])

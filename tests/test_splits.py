@@ -109,7 +109,7 @@ def test_a_scene_too_small_for_a_spatial_split_says_what_to_do():
 
 
 def test_shares_that_leave_nothing_to_test_are_refused():
-    with pytest.raises(LabelsUnusable, match="lower --fraction, --train-pixels or --val-fraction"):
+    with pytest.raises(LabelsUnusable, match="lower --fraction, --train-pixels, --per-class or --val-fraction"):
         split_labels(quadrants(9, 9), "random", 0.05, 0.99, 0, 16)
 
 
@@ -130,6 +130,17 @@ def test_a_number_of_training_pixels_is_spread_over_the_classes_as_the_labels_ar
     drawn = np.bincount(labels[tuple(split.train.T)], minlength=5)[1:]
     assert drawn.min() >= 1
     assert np.abs(drawn - np.maximum(1, count * shares)).max() <= 2
+
+
+@pytest.mark.parametrize("name", ["random", "spatial"])
+def test_so_many_of_every_class_train_and_of_a_small_class_half(name):
+    labels = label_map(120, 100, 3, 0)
+    if name == "random":
+        labels[60, 40:47] = 4
+    split = split_labels(labels, name, 0.0, 0.01, 0, 16, per_class=5)
+    expected = [5, 5, 5, 3] if name == "random" else [5, 5, 5]
+    assert np.bincount(labels[tuple(split.train.T)])[1:].tolist() == expected
+    assert set(labels[tuple(split.test.T)]) == set(range(1, len(expected) + 1))
 
 
 def test_a_class_that_lacks_pixels_to_train_on_is_made_up_for_by_others():

@@ -39,7 +39,7 @@ from training.summary import compare_published, summarise_study
 ONE_PERCENT = Amount(fraction=0.01)
 CELL_KEYS = {
     "id", "part", "name", "label", "group", "recipe", "amount", "seed", "split", "scores", "confusion", "mapped",
-    "calibration", "chosen", "weights", "seconds", "code_version",
+    "calibration", "chosen", "weights", "seconds", "settings", "judged_by", "code_version",
 }  # fmt: skip
 
 
@@ -72,6 +72,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     recipes = {name: replace(recipe, epochs=1) for name, recipe in RECIPES.items()}
     monkeypatch.setattr(cells_module, "RECIPES", recipes)
+    monkeypatch.setattr(study_module, "RECIPES", recipes)
     monkeypatch.setattr(cells_module, "default_config", config)
     monkeypatch.setattr(study_module, "default_config", config)
 
@@ -112,12 +113,27 @@ def test_an_ablation_changes_one_thing(name, scene):
 
 
 def test_ids_are_unique_and_name_files():
-    amounts = (Amount(fraction=0.01), Amount(fraction=0.00001), Amount(train_pixels=100))
+    amounts = (Amount(fraction=0.01), Amount(fraction=0.00001), Amount(train_pixels=100), Amount(per_class=5))
     ids = [cell.id for cell in plan_cells(Asked(seeds=2, amounts=amounts))]
     assert len(set(ids)) == len(ids)
-    assert all(re.fullmatch(r"[a-z]+-[a-z0-9_]+-[a-z]+-[fn][0-9.]+-s\d+", found) for found in ids)
+    assert all(re.fullmatch(r"[a-z]+-[a-z0-9_]+-[a-z]+-[fnc][0-9.]+-s\d+", found) for found in ids)
     assert "variants-cosine_squared-paper-f0.01-s0" in ids
     assert "baselines-svm-none-n100-s1" in ids
+    assert "baselines-svm-none-c5-s1" in ids
+
+
+@pytest.mark.parametrize(
+    ("amount", "label"),
+    [
+        (Amount(fraction=0.005), "0.5 %"),
+        (Amount(train_pixels=1), "1 label"),
+        (Amount(train_pixels=100), "100 labels"),
+        (Amount(per_class=5), "5 labels a class"),
+    ],
+)
+def test_an_amount_says_what_it_is_and_comes_back_from_its_record(amount, label):
+    assert amount.label == label
+    assert Amount(**amount.record()) == amount
 
 
 def test_ablations_bring_the_default_network_along():
@@ -298,6 +314,7 @@ def test_a_file_in_the_folder_s_place_is_refused(options, scene):
         ({"seeds": 0}, "--seeds must be at least 1, not 0"),
         ({"amounts": (Amount(fraction=1.5),)}, "--fraction must lie between 0 and 1, not at 1.5"),
         ({"amounts": (Amount(train_pixels=1),)}, "--train-pixels must be at least 2, not 1"),
+        ({"amounts": (Amount(per_class=0),)}, "--per-class must be at least 1, not 0"),
         ({"baselines": ()}, "nothing is asked for"),
     ],
 )
@@ -404,7 +421,33 @@ def test_a_network_s_cell_is_as_a_baseline_s_and_says_its_weights(scene):
     assert set(document) == CELL_KEYS
     assert document["weights"] > 1000
     assert document["mapped"] is None
+    assert document["judged_by"] == "patches"
+    assert document["settings"]["name"] == "paper"
+    assert document["settings"]["epochs"] == 1
     assert notes == ["epoch 1/1", "judging"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_cells_of_a_recipe_that_has_changed_since_are_told_of(files, tmp_path):
+    asked = Asked(1, ("cosine",), (), (), ("paper",), (Amount(fraction=0.02),))
+    options = StudyOptions(files, tmp_path / "study", asked)
+    for epochs, is_told in ((1, False), (1, False), (2, True)):
+        said: list[str] = []
+        cells_module.RECIPES["paper"] = replace(RECIPES["paper"], epochs=epochs)
+        run_study(options, say=said.append)
+        told = [line for line in said if "other settings of the recipe paper" in line and "cells/*-paper-*" in line]
+        assert bool(told) is is_told
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_network_that_answers_for_whole_patches_is_judged_by_its_map(scene, monkeypatch):
+    monkeypatch.setattr(cells_module, "CALIBRATION_PIXELS", 7)
+    cell = Cell("variants", "cosine", "strong", Amount(fraction=0.02), 0)
+    document = run_cell(cell, scene, a_split(scene), "cpu").document
+    assert document["judged_by"] == "map"
+    assert document["scores"] == document["mapped"]["scores"]
+    assert document["scores"]["pixels"] == document["split"]["test"]
+    assert sum(map(sum, document["confusion"])) == document["split"]["test"]
 
 
 @pytest.mark.usefixtures("quick")
@@ -452,7 +495,9 @@ def test_a_portrait_holds_what_the_pictures_are_drawn_from(scene):
     }  # fmt: skip
     assert set(document["seconds"]) == {"fit", "predict", "map"}
     unblended = next(way for way in document["speed"] if way["blend"] == "none")
-    assert_allclose(unblended["oa"], document["scores"]["oa"], atol=0.01)  # the same patches by another engine
+    by_patches = [(share, count) for _, share, count in document["reliability"]["before"]]
+    single = sum(share * count for share, count in by_patches) / tested
+    assert_allclose(unblended["oa"], single, atol=0.01)  # the same patches by another engine
     assert unblended["patches"] == rows * cols
     assert sum(count for _, _, count in document["reliability"]["before"]) == tested
 

@@ -76,6 +76,21 @@ def test_a_spatial_split_is_named_in_the_manifest(data):
     assert (manifest.training["split"]["name"], manifest.head) == ("spatial", "token")
 
 
+def test_so_many_labels_of_every_class_are_found_again(data):
+    assert train(data, "--epochs", 1, "--per-class", 3).returncode == 0
+    record = load_bundle(data / "bundle.onnx").manifest.training
+    classes = len(load_bundle(data / "bundle.onnx").manifest.class_names)
+    assert (record["split"]["fraction"], record["split"]["per_class"]) == (None, 3)
+    assert record["split"]["train"] == 3 * classes
+    files = ["--bundle", data / "bundle.onnx", "--scene", data / "scene.tif", "--labels", data / "labels.tif"]
+    judged = run("evaluate", *files, "--json")
+    assert json.loads(judged.stdout)["training_pixels_left_out"] == 3 * classes
+
+
+def test_one_amount_of_labels_is_asked_for(data):
+    assert "not allowed with argument --train-pixels" in train(data, "--per-class", 3, "--train-pixels", 9).stderr
+
+
 def test_ctrl_c_leaves_a_checkpoint_that_resume_ends_with_the_same_bundle(data):
     options = ["--epochs", 40, "--name", "same"]
     assert train(data, *options, output="whole.onnx").returncode == 0

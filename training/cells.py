@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any, Self
 
@@ -17,9 +17,11 @@ from training.datasets import LabelledScene
 from training.evaluate import score
 from training.fit import RECIPES, Fitted, PatchSource, centre_logits, choose_device, fit
 from training.inspection import Mapper, SceneMap, bundle_of, draw_arrays, softmax
-from training.plan import DEFAULT_VARIANT, Cell
+from training.plan import DEFAULT_RECIPE, DEFAULT_VARIANT, Cell
 from training.splits import Pixels, Split, draw_some
 from training.statistics import Bins, calibration_error, reliability_bins
+
+CALIBRATION_PIXELS = 2000  # test pixels that say how sure single patches are, where all are judged by a map
 
 
 def default_config(scene: LabelledScene, change: dict[str, Any] | None = None) -> ModelConfig:
@@ -53,35 +55,39 @@ def run_cell(
         # How many pixels are judged must not change what is learnt.
         fitted = fit_cell(scene, drawn, default_config(scene, cell.change), cell, device, note)
     note("judging")
+    network, truth = fitted.network, scene.labels[tuple(split.test.T)]
+    source = PatchSource(scene, network.config.patch_px, choose_device(device))
+    is_map_judged = network.config.head == "token"
+    # Such a network answers for whole patches, and is judged by the map that they make; its calibration needs fewer.
+    asked = draw_some(np.arange(len(split.test)), CALIBRATION_PIXELS if is_map_judged else None, cell.seed)
     with Stopwatch() as predicting:
-        source = PatchSource(scene, fitted.network.config.patch_px, choose_device(device))
-        logits = centre_logits(fitted.network.to(source.pixels.device), source, split.test)
-    reliability = _reliability(fitted, logits, scene.labels[tuple(split.test.T)])
+        logits = centre_logits(network.to(source.pixels.device), source, split.test[asked])
+    maps: list[SceneMap] = []
+    with Stopwatch() as mapping:
+        if cell.part == "portrait":
+            maps = _map_in_many_ways(fitted, cell, scene, device)
+        elif is_map_judged or (cell.part == "variants" and cell.name == DEFAULT_VARIANT):
+            maps = [_mapper(fitted, cell, scene, device).map()]
+    found = maps[0].classes[tuple(split.test.T)] if is_map_judged else logits.argmax(axis=1) + 1
+    reliability = _reliability(fitted, logits, truth[asked])
     document: dict[str, Any] = {
         **describe_cell(cell, split),
-        **judge(scene, split.test, logits.argmax(axis=1) + 1),
+        **judge(scene, split.test, found),
+        "judged_by": "map" if is_map_judged else "patches",
+        "mapped": _judge_map(maps[0], scene, split) if maps else None,
         "calibration": _calibration(fitted, reliability),
         "chosen": None if fitted.choice is None else fitted.choice.record(),
-        "weights": sum(weight.numel() for weight in fitted.network.parameters()),
-        "seconds": {"fit": fitting.seconds, "predict": predicting.seconds},
+        "settings": asdict(RECIPES[cell.recipe or DEFAULT_RECIPE]),
+        "weights": sum(weight.numel() for weight in network.parameters()),
+        "seconds": {"fit": fitting.seconds, "predict": predicting.seconds, "map": mapping.seconds},
     }
-    if cell.part == "portrait":
-        note("drawing and mapping")
-        with Stopwatch() as mapping:
-            arrays = draw_arrays(fitted.network, source, scene, split, cell.seed)
-            maps = _map_in_many_ways(fitted, cell, scene, device)
-        document["seconds"]["map"] = mapping.seconds
-        arrays |= {"classes": maps[0].classes, "confidence": maps[0].confidence}
-        document |= {"mapped": _judge_map(maps[0], scene, split), "reliability": reliability}
-        document |= {"speed": [_speed(found, scene, split) for found in maps[1:]]}
-        return Finished(document, arrays)
-    if cell.part == "variants" and cell.name == DEFAULT_VARIANT:
-        note("mapping")
-        with Stopwatch() as mapping:
-            found = _mapper(fitted, cell, scene, device).map()
-        document["seconds"]["map"] = mapping.seconds
-        document |= {"mapped": _judge_map(found, scene, split)}
-    return Finished(document)
+    if cell.part != "portrait":
+        return Finished(document)
+    note("drawing")
+    arrays = draw_arrays(network.to(source.pixels.device), source, scene, split, cell.seed)
+    arrays |= {"classes": maps[0].classes, "confidence": maps[0].confidence}
+    speed = [_speed(other, scene, split) for other in maps[1:]]
+    return Finished({**document, "reliability": reliability, "speed": speed}, arrays)
 
 
 def _run_baseline(cell: Cell, scene: LabelledScene, split: Split, device: str) -> dict[str, Any]:
@@ -146,6 +152,7 @@ def fit_cell(
         cell.seed,
         device,
         report=lambda epoch: note(f"epoch {epoch.epoch}/{epoch.epochs}"),
+        is_watched=False,
     )
 
 
@@ -191,6 +198,8 @@ def describe_cell(cell: Cell, split: Split) -> dict[str, Any]:
         "mapped": None,
         "calibration": None,
         "chosen": None,
+        "settings": None,
+        "judged_by": None,
         "weights": None,
         "code_version": version("hyperscene"),
     }

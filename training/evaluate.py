@@ -189,6 +189,7 @@ def _training_pixels(scene: LabelledScene, manifest: Manifest) -> NDArray[np.int
         record["seed"],
         split["separation_px"],
         split.get("train_pixels"),
+        split.get("per_class"),
     )
     return drawn.train
 

@@ -110,7 +110,7 @@ class Study:
         found = []
         for recipe in self.recipes:
             cells = [cell for cell in self.cells_of("variants", amount, recipe) if cell["name"] == DEFAULT_VARIANT]
-            found.append(_method(f"ours ({recipe})", cells))
+            found.append(_method(f"ours ({recipe})", [cell for cell in cells if cell.get("judged_by") != "map"]))
             mapped = [cell for cell in cells if cell.get("mapped")]
             scores = {cell["seed"]: cell["mapped"]["scores"] for cell in mapped}
             found.append(Method(f"ours ({recipe}), map", scores, tuple(mapped)))

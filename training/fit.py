@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +129,12 @@ def fit(
     resume: bool = False,
     report: Callable[[EpochReport], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
+    is_watched: bool = True,
 ) -> Fitted:
-    """Train a network; with `checkpoint`, every epoch ends with a file that `resume` goes on from."""
+    """Train a network; with `checkpoint`, every epoch ends with a file that `resume` goes on from.
+
+    Where it is watched, reports say how the validation pixels do; nothing is decided by that.
+    """
     where = choose_device(device)
     torch.manual_seed(seed)
     network = Transformer(config)
@@ -168,7 +173,7 @@ def fit(
             rate = learning_rate(recipe, step, recipe.epochs * batches_per_epoch)
             losses.append(_update(network, optimiser, source, targets, batch, recipe, rate))
         validation_oa = None
-        if len(split.validation) and _is_due(epoch, recipe.epochs):
+        if is_watched and len(split.validation) and _is_due(epoch, recipe.epochs):
             validation_oa = overall_accuracy(network, source, scene, split.validation)
         if checkpoint is not None:
             _save(checkpoint, network, optimiser, fingerprint, epoch + 1)
@@ -197,6 +202,13 @@ def choose_device(device: str) -> torch.device:
     if device == "cuda" and not torch.cuda.is_available():
         raise OptionsUnusable("--device cuda was asked for, but torch finds no CUDA device here: use --device cpu")
     return torch.device(device)
+
+
+@cache
+def is_fast_in_bfloat16(device: torch.device) -> bool:
+    """Whether products of a training step are taken in half the bits; sums, softmax and weights keep all of theirs."""
+    capabilities = torch.cpu.get_capabilities()
+    return device.type == "cuda" or bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
@@ -268,7 +280,7 @@ def _update(
     total = 0.0
     for start in range(0, len(places), micro):
         part = slice(start, start + micro)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_fast_in_bfloat16(device)):
             logits = network.answer(source.pixels[places[part]], kept)
         loss = F.cross_entropy(
             logits.float().flatten(0, -2),

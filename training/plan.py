@@ -29,21 +29,35 @@ BASELINES = {
 
 @dataclass(frozen=True)
 class Amount:
-    """How many labels a network learns from: a share of every class, or so many pixels in all."""
+    """How many labels a network learns from: a share of every class, so many pixels in all, or of every class."""
 
     fraction: float | None = None
     train_pixels: int | None = None
+    per_class: int | None = None
 
     @property
     def id(self) -> str:
         if self.train_pixels is not None:
             return f"n{self.train_pixels}"
+        if self.per_class is not None:
+            return f"c{self.per_class}"
         return f"f{np.format_float_positional(self.fraction or 0.0, trim='-')}"
+
+    @property
+    def label(self) -> str:
+        """The amount for people."""
+        if self.train_pixels is not None:
+            return f"{self.train_pixels} label{'s' * (self.train_pixels != 1)}"
+        if self.per_class is not None:
+            return f"{self.per_class} label{'s' * (self.per_class != 1)} a class"
+        return f"{100 * (self.fraction or 0):g} %"
 
     def record(self) -> dict[str, float | int]:
         """The amount as it stands in a cell's file."""
         if self.train_pixels is not None:
             return {"train_pixels": self.train_pixels}
+        if self.per_class is not None:
+            return {"per_class": self.per_class}
         return {"fraction": self.fraction or 0.0}
 
 

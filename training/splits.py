@@ -37,11 +37,13 @@ def split_labels(
     seed: int,
     separation_px: int,
     train_pixels: int | None = None,
+    per_class: int | None = None,
 ) -> Split:
     """Draw a share of every class to train and to validate; labels are 0 (none) or a class 1..K.
 
-    `train_pixels` asks for so many training pixels in all instead, spread over the classes as the labels are. In a
-    spatial split, other pixels lie at least `separation_px` from those that train, in row or in column.
+    `train_pixels` asks for so many training pixels in all instead, spread over the classes as the labels are, and
+    `per_class` for so many of every class. In a spatial split, other pixels lie at least `separation_px` from those
+    that train, in row or in column.
     """
     for option, share in (("fraction", fraction), ("val-fraction", val_fraction)):
         if not 0 <= share < 1:
@@ -53,13 +55,18 @@ def split_labels(
         may_train = may_test = np.ones(len(pixels), bool)
     else:
         may_train, may_test = _apart(pixels, classes, separation_px, generator)
-    quotas = _quotas(classes, fraction) if train_pixels is None else _quotas_of(train_pixels, classes, may_train)
+    if per_class is not None:
+        quotas = _equal_quotas(per_class, classes)
+    elif train_pixels is not None:
+        quotas = _quotas_of(train_pixels, classes, may_train)
+    else:
+        quotas = _quotas(classes, fraction)
     train, validation = _draw(classes, may_train, may_test, quotas, val_fraction, generator)
     test = may_test & ~train & ~validation
     if not test.any():
         raise LabelsUnusable(
-            "every labelled pixel trains or validates and none is left to test: lower --fraction, --train-pixels or "
-            "--val-fraction, or label more pixels"
+            "every labelled pixel trains or validates and none is left to test: lower --fraction, --train-pixels, "
+            "--per-class or --val-fraction, or label more pixels"
         )
     return Split(name, pixels[train], pixels[validation], pixels[test])
 
@@ -76,6 +83,12 @@ def _quotas(classes: NDArray[np.integer], fraction: float) -> dict[int, int]:
     """How many pixels of each class train: a share of them, at least one."""
     values, counts = np.unique(classes, return_counts=True)
     return {int(value): max(1, round(fraction * int(count))) for value, count in zip(values, counts, strict=True)}
+
+
+def _equal_quotas(per_class: int, classes: NDArray[np.integer]) -> dict[int, int]:
+    """So many pixels of each class, but no more than half of it, so that some are left to test."""
+    values, counts = np.unique(classes, return_counts=True)
+    return {int(value): max(1, min(per_class, int(count) // 2)) for value, count in zip(values, counts, strict=True)}
 
 
 def _quotas_of(train_pixels: int, classes: NDArray[np.integer], may_train: NDArray[np.bool_]) -> dict[int, int]:

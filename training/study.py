@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -24,6 +24,7 @@ from training.folder import FORMAT, LOCK_POLL_S, StudyFolder, claimed, note_work
 from training.plan import ABLATIONS, DEFAULT_RECIPE, Amount, Asked, Cell, plan_cells
 from training.published import PUBLISHED, load_published
 from training.splits import Split, SplitName, split_labels
+from training.summary import read_cells
 
 POLL_S = 2.0  # between looks at cells that other processes work on
 
@@ -73,7 +74,7 @@ def run_study(
     for cell in cells:
         splits.of(cell)  # one that cannot be drawn is refused now, not hours later
     folder = open_study(options, scene)
-    for warning in (*scene.warnings, *_warnings(options, scene)):
+    for warning in (*scene.warnings, *_warnings(options, scene), *_stale_warnings(cells, folder)):
         say(f"warning: {warning}")
     done = len(cells) - len(folder.pending(cells))
     say(f"{options.output}: {done} of {len(cells)} cells are done")
@@ -102,6 +103,8 @@ def _require_usable(options: StudyOptions) -> None:
             raise OptionsUnusable(f"--fraction must lie between 0 and 1, not at {amount.fraction}")
         if amount.train_pixels is not None and amount.train_pixels < 2:
             raise OptionsUnusable(f"--train-pixels must be at least 2, not {amount.train_pixels}")
+        if amount.per_class is not None and amount.per_class < 1:
+            raise OptionsUnusable(f"--per-class must be at least 1, not {amount.per_class}")
     if not (asked.variants or asked.ablations or asked.baselines):
         raise OptionsUnusable("nothing is asked for: give some of --variants, --ablations and --baselines")
     choose_device(options.device)
@@ -120,6 +123,21 @@ def _warnings(options: StudyOptions, scene: LabelledScene) -> list[str]:
     return [
         f"train and test lie {apart} px apart, so that patches of {', '.join(too_near)} overlap: they are flattered"
     ]
+
+
+def _stale_warnings(cells: list[Cell], folder: StudyFolder) -> list[str]:
+    """Finished cells whose recipe was another than it is now: a table that mixes them compares nothing."""
+    known = {cell["id"]: cell for cell in read_cells(folder.path)}
+    stale = {cell.recipe for cell in cells if cell.recipe and cell.id in known and not _is_current(known[cell.id])}
+    return [
+        f"some finished cells were made with other settings of the recipe {recipe}, or do not say with which: delete "
+        f"{folder.path / 'cells' / f'*-{recipe}-*'} to have them made anew"
+        for recipe in sorted(stale)
+    ]
+
+
+def _is_current(document: dict[str, Any]) -> bool:
+    return document.get("settings") == asdict(RECIPES[document["recipe"]])
 
 
 def work_through(
@@ -254,11 +272,15 @@ class Splits:
     def _draw(self, amount: Amount, seed: int) -> Split:
         options, labels = self._options, self._scene.labels
         apart = separation_px(default_config(self._scene), RECIPES[DEFAULT_RECIPE])
-        if amount.train_pixels is None:
-            assert amount.fraction is not None
-            return split_labels(labels, options.split, amount.fraction, options.val_fraction, seed, apart)
         return split_labels(
-            labels, options.split, 0.0, options.val_fraction, seed, apart, train_pixels=amount.train_pixels
+            labels,
+            options.split,
+            amount.fraction or 0.0,
+            options.val_fraction,
+            seed,
+            apart,
+            amount.train_pixels,
+            amount.per_class,
         )
 
 

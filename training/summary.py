@@ -53,7 +53,7 @@ def _place(cell: dict[str, Any]) -> tuple[Any, ...]:
     """What the seeds of a row have in common, in the order of the tables."""
     names = [*VARIANTS, *BASELINES, *ABLATIONS]
     amount = Amount(**cell["amount"])
-    labels = (amount.fraction or 0.0, amount.train_pixels or 0)
+    labels = (amount.fraction or 0.0, amount.per_class or 0, amount.train_pixels or 0)
     return PARTS.index(cell["part"]), labels, cell["recipe"] or "", names.index(cell["name"])
 
 

@@ -30,6 +30,7 @@ from training.wording import (
     NOISE,
     counted,
     difference,
+    judged,
     labels_of,
     listed,
     mean_fit_seconds,
@@ -153,7 +154,7 @@ def _table_one(
         f"Table I, recipe {recipe}, {labels_of(study, amount)}",
         ["score function", "OA", "AA", "kappa", "OA against the best score function"],
         score_rows([*variants, *baselines], behind | {leader.label: "best"}, baselines[0] if baselines else None),
-        f"{over_seeds(variants)} {MARKS} {NOISE}{below}",
+        f"{over_seeds(variants)} {judged(variants)} {MARKS} {NOISE}{below}",
     )
     yield Paragraph(_verdict(leader, complete(variants), compared), is_finding=True)
 
@@ -312,8 +313,8 @@ def _table_two(study: Study, amount: Amount, recipe: str, prefix: str) -> Iterat
         f"Table II, recipe {recipe}, {labels_of(study, amount)}",
         ["configuration", "OA", "AA", "kappa", "OA against the default"],
         rows,
-        f"One thing at a time differs from the default network. {over_seeds(changed)} Within each group: {MARKS} "
-        f"{NOISE}",
+        f"One thing at a time differs from the default network. {over_seeds(changed)} {judged(changed)} Within each "
+        f"group: {MARKS} {NOISE}",
     )
     if against:
         yield Paragraph(_changes(by_group), is_finding=True)

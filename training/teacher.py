@@ -33,7 +33,7 @@ EDGE_COMPONENTS = 10  # of the same: what tells neighbours apart
 STATISTICS_PIXELS = 200_000  # from which the transform is found
 PAIRS_PER_BAND = 10  # of neighbours, below which the noise is not known well enough
 MOST_LABELS = 5_000  # that are held out in turn; more say no more and take long to gather
-WEAKEST_EDGE = 1e-6  # keeps the graph in one piece
+WEAKEST_TIE = 0.01  # odd pixels of a field are still its pixels; also keeps the graph in one piece
 # How hard a pixel is pulled to its own spectrum's answer, where neighbours that look alike pull with about 8 * 0.4.
 PULLS = (math.inf, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 FOLDS = 5
@@ -43,6 +43,7 @@ ASKED_PIXELS = 2000  # whose distances from the labels are looked at
 TOLERANCE = 1e-4  # of a step; answers were then off by at most 0.001 at the weakest pull
 MOST_ITERATIONS = 1000
 SHARPEST = 0.1  # temperature of the teacher's answers
+ALIKE = 1e-3  # pulls whose likelihoods differ by less, in nats a pixel, are as good as each other
 SMALLEST_PROBABILITY = 1e-4  # one odd pixel must not decide alone
 
 Probabilities = NDArray[np.float32]  # (pixels, classes)
@@ -128,7 +129,8 @@ def _choose(
 ) -> Choice:
     """The pull under which the held-out training pixels are likeliest, each pull with the temperature that suits it.
 
-    Likelihood, because a hundred pixels are too few for shares of right answers to differ by more than chance.
+    Likelihood, because a hundred pixels are too few for shares of right answers to differ by more than chance. Of pulls
+    that are alike the weakest is taken: where every held-out pixel is sure, neighbours settle the odd ones.
     """
     answers: list[list[Probabilities]] = [[] for _ in PULLS]
     truths: list[NDArray[np.int64]] = []
@@ -160,7 +162,8 @@ def _choose(
     truth = np.concatenate(truths)
     held_out = [np.log(np.maximum(np.concatenate(found), SMALLEST_PROBABILITY)) for found in answers]
     temperatures = [fit_temperature(logits, truth, SHARPEST) for logits in held_out]
-    best = int(np.argmin([unlikeliness(*found) for found in zip(held_out, repeat(truth), temperatures, strict=False)]))
+    unlikely = np.array([unlikeliness(*found) for found in zip(held_out, repeat(truth), temperatures, strict=False)])
+    best = int(np.flatnonzero(unlikely <= unlikely.min() + ALIKE)[-1])
     accuracy = [float((logits.argmax(axis=1) == truth).mean()) for logits in held_out]
     return Choice(PULLS[best], temperatures[best], accuracy[best], accuracy[0], float(np.median(held_out_px)), asked_px)
 
@@ -311,7 +314,7 @@ class Graph:
         first, second = first[both], second[both]
         difference = np.square(components[first] - components[second]).sum(axis=1)
         typical = float(np.median(difference)) if len(difference) else 1.0
-        strength = np.exp(-difference / max(typical, 1e-12)) + WEAKEST_EDGE
+        strength = np.exp(-difference / max(typical, 1e-12)) + WEAKEST_TIE
         upper = sparse.coo_array((strength, (first, second)), shape=(rows * cols, rows * cols))
         return cls((upper + upper.T).tocsr().astype(np.float32))
 

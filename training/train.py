@@ -35,6 +35,7 @@ class TrainOptions:
     batch: int | None = None
     fraction: float = 0.01
     train_pixels: int | None = None
+    per_class: int | None = None
     val_fraction: float = 0.01
     test_pixels: int | None = None
     split: SplitName = "random"
@@ -93,6 +94,7 @@ def train(
         options.seed,
         separation_px(config, recipe),
         options.train_pixels,
+        options.per_class,
     )
     say(_summary(scene, split))
     for warning in scene.warnings + _split_warnings(scene, split, options.train_pixels):
@@ -130,7 +132,7 @@ def require_writable(output: Path) -> None:
 
 def _recipe(options: TrainOptions) -> Recipe:
     recipe = RECIPES[options.recipe]
-    for name in ("epochs", "batch", "test_pixels", "train_pixels"):
+    for name in ("epochs", "batch", "test_pixels", "train_pixels", "per_class"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise OptionsUnusable(f"--{name.replace('_', '-')} must be at least 1, not {value}")
@@ -200,8 +202,9 @@ def _record(
         },
         "split": {
             "name": split.name,
-            "fraction": options.fraction if options.train_pixels is None else None,
+            "fraction": options.fraction if options.train_pixels is None and options.per_class is None else None,
             "train_pixels": options.train_pixels,
+            "per_class": options.per_class,
             "val_fraction": options.val_fraction,
             "separation_px": separation_px(config, recipe),
             "train": len(split.train),

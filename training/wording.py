@@ -69,14 +69,13 @@ def labels_of(study: Study, amount: Amount) -> str:
     """How many labels were learnt from."""
     if amount.train_pixels is not None:
         return short_amount(amount)
-    return f"{short_amount(amount)} of the labels ({study.labels_of(amount):.0f} pixels)"
+    of_the_labels = "" if amount.per_class is not None else " of the labels"
+    return f"{short_amount(amount)}{of_the_labels} ({study.labels_of(amount):.0f} pixels)"
 
 
 def short_amount(amount: Amount) -> str:
     """The same where there is little room."""
-    if amount.train_pixels is not None:
-        return counted(amount.train_pixels, "label")
-    return f"{100 * (amount.fraction or 0):g}\N{NO-BREAK SPACE}%"
+    return amount.label.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def ranks(methods: Sequence[Method], metric: str, digits: int = 2) -> dict[str, int]:
@@ -118,6 +117,16 @@ def over_seeds(methods: Sequence[Method]) -> str:
     """What the numbers of a table are."""
     most = max(len(method.seeds) for method in methods)
     return f"In percent, mean ± standard deviation over {most} seeds." if most > 1 else "In percent, one seed."
+
+
+def judged(methods: Sequence[Method]) -> str:
+    """What the scores of networks were taken from."""
+    ways = {cell.get("judged_by") or "patches" for method in methods for cell in method.cells}
+    if ways == {"map"}:
+        return "Judged by the map that the service delivers."
+    if ways == {"patches"}:
+        return "Judged pixel by pixel, each by a patch of its own."
+    return "Judged by the map that the service delivers, or pixel by pixel where cells are older."
 
 
 def mean_fit_seconds(method: Method) -> str:

@@ -67,6 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"some of {', '.join(RECIPES)}; ablations are run with the first (%(default)s)",
     )
     cells.add_argument("--fraction", metavar="F,F", help="shares of each class to train on (0.01)")
+    cells.add_argument("--per-class", metavar="N,N", help="numbers of pixels of every class to train on")
     cells.add_argument("--train-pixels", metavar="N,N", help="numbers of pixels to train on, of all classes together")
     cells.add_argument("--val-fraction", type=float, default=0.01, help="share of each class to validate on (0.01)")
     cells.add_argument("--test-pixels", type=int, metavar="N", help="score at most N, drawn at random (all)")
@@ -177,6 +178,7 @@ def _has_run(options: argparse.Namespace) -> bool:
 def read_options(options: argparse.Namespace) -> StudyOptions:
     """What the options ask for."""
     amounts = [Amount(fraction=share) for share in _numbers("--fraction", options.fraction, float)]
+    amounts += [Amount(per_class=count) for count in _numbers("--per-class", options.per_class, int)]
     amounts += [Amount(train_pixels=count) for count in _numbers("--train-pixels", options.train_pixels, int)]
     asked = Asked(
         seeds=options.seeds,
@@ -228,8 +230,7 @@ def _write_summary(path: Path, document: dict[str, Any]) -> None:
 
 def _line(row: dict[str, Any]) -> str:
     """A row of the summary for people, in percent."""
-    amount = Amount(**row["amount"])
-    labels = f"{amount.train_pixels} labels" if amount.fraction is None else f"{100 * amount.fraction:g} %"
+    labels = Amount(**row["amount"]).label
     name = f"{row['group']}: {row['label']}" if row["group"] else row["label"]
     names = {"OA": "oa", "AA": "aa", "kappa": "kappa"}
     figures = [f"{word} {_spread(row['scores'][metric])}" for word, metric in names.items()]
