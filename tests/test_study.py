@@ -39,7 +39,7 @@ from training.summary import compare_published, summarise_study
 ONE_PERCENT = Amount(fraction=0.01)
 CELL_KEYS = {
     "id", "part", "name", "label", "group", "recipe", "amount", "seed", "split", "scores", "confusion", "mapped",
-    "calibration", "chosen", "weights", "seconds", "settings", "judged_by", "code_version",
+    "calibration", "chosen", "weights", "seconds", "settings", "judged_by", "teacher", "code_version",
 }  # fmt: skip
 
 
@@ -446,6 +446,7 @@ def test_a_network_that_answers_for_whole_patches_is_judged_by_its_map(scene, mo
     document = run_cell(cell, scene, a_split(scene), "cpu").document
     assert document["judged_by"] == "map"
     assert document["scores"] == document["mapped"]["scores"]
+    assert document["teacher"]["oa"] > 0.9  # an easy scene: what taught the network is right
     assert document["scores"]["pixels"] == document["split"]["test"]
     assert sum(map(sum, document["confusion"])) == document["split"]["test"]
 

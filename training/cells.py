@@ -20,6 +20,7 @@ from training.inspection import Mapper, SceneMap, bundle_of, draw_arrays, softma
 from training.plan import DEFAULT_RECIPE, DEFAULT_VARIANT, Cell
 from training.splits import Pixels, Split, draw_some
 from training.statistics import Bins, calibration_error, reliability_bins
+from training.teacher import Lesson
 
 CALIBRATION_PIXELS = 2000  # test pixels that say how sure single patches are, where all are judged by a map
 
@@ -77,6 +78,7 @@ def run_cell(
         "mapped": _judge_map(maps[0], scene, split) if maps else None,
         "calibration": _calibration(fitted, reliability),
         "chosen": None if fitted.choice is None else fitted.choice.record(),
+        "teacher": None if fitted.lesson is None else _judge_teacher(fitted.lesson, scene, split),
         "settings": asdict(RECIPES[cell.recipe or DEFAULT_RECIPE]),
         "weights": sum(weight.numel() for weight in network.parameters()),
         "seconds": {"fit": fitting.seconds, "predict": predicting.seconds, "map": mapping.seconds},
@@ -119,6 +121,13 @@ def _speed(found: SceneMap, scene: LabelledScene, split: Split) -> dict[str, Any
 def _judge_map(found: SceneMap, scene: LabelledScene, split: Split) -> dict[str, Any]:
     scores = judge(scene, split.test, found.classes[tuple(split.test.T)])["scores"]
     return {"stride": found.options.stride_px, "blend": found.options.blend, "scores": scores}
+
+
+def _judge_teacher(lesson: Lesson, scene: LabelledScene, split: Split) -> dict[str, Any]:
+    """Scores of the teacher's own answers: what a network has to be better than, or as good as with any scene."""
+    answers = lesson.probabilities.reshape(*scene.labels.shape, -1)[tuple(split.test.T)]
+    scores: dict[str, Any] = judge(scene, split.test, answers.argmax(axis=1) + 1)["scores"]
+    return scores
 
 
 def _reliability(fitted: Fitted, logits: NDArray[np.float32], truth: NDArray[np.integer]) -> dict[str, Bins]:
@@ -198,6 +207,7 @@ def describe_cell(cell: Cell, split: Split) -> dict[str, Any]:
         "mapped": None,
         "calibration": None,
         "chosen": None,
+        "teacher": None,
         "settings": None,
         "judged_by": None,
         "weights": None,

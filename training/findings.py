@@ -106,10 +106,13 @@ class Study:
         return _methods(self.cells_of("baselines", amount), BASELINES, is_baseline=True)
 
     def ours(self, amount: Amount) -> list[Method]:
-        """The default network: by each recipe pixel by pixel, and as the map that the service delivers."""
+        """The default network by each recipe: what taught it, pixel by pixel, and by the map that is delivered."""
         found = []
         for recipe in self.recipes:
             cells = [cell for cell in self.cells_of("variants", amount, recipe) if cell["name"] == DEFAULT_VARIANT]
+            taught = [cell for cell in cells if cell.get("teacher")]
+            teacher = {cell["seed"]: cell["teacher"] for cell in taught}
+            found.append(Method(f"ours ({recipe}), teacher alone", teacher, tuple(taught)))
             found.append(_method(f"ours ({recipe})", [cell for cell in cells if cell.get("judged_by") != "map"]))
             mapped = [cell for cell in cells if cell.get("mapped")]
             scores = {cell["seed"]: cell["mapped"]["scores"] for cell in mapped}

@@ -23,7 +23,7 @@ from service.errors import OptionsUnusable, OutputUnwritable
 from training.calibration import fit_temperature
 from training.datasets import LabelledScene
 from training.splits import Pixels, Split
-from training.teacher import Choice, teach
+from training.teacher import Choice, Lesson, teach
 
 # Attention matrices of 8 whole patches (8 x 4 heads x 256 x 256 floats) stay in a 32 MB L3 cache; those of 64 do not.
 # AMD EPYC, 2 cores, forward and backward: about 40 patches/s at 64, 108 at 16, 91 to 113 at 8, 80 at 2.
@@ -75,11 +75,16 @@ MOST_PATCHES = 1024
 
 @dataclass(frozen=True)
 class Fitted:
-    """A network, the temperature that its logits are to be divided by, and what the recipe chose by itself."""
+    """A network, the temperature that its logits are to be divided by, and what it was taught, if by a teacher."""
 
     network: Transformer
     temperature: float = 1.0
-    choice: Choice | None = None
+    lesson: Lesson | None = None
+
+    @property
+    def choice(self) -> Choice | None:
+        """What the recipe chose by itself."""
+        return None if self.lesson is None else self.lesson.choice
 
 
 @dataclass(frozen=True)
@@ -147,12 +152,11 @@ def fit(
     done = 0
     if resume and checkpoint is not None:
         done = _load(checkpoint, network, optimiser, fingerprint)
-    choice = None
+    lesson = None
     if recipe.taught:
         say(f"making a teacher for the whole scene from {len(split.train)} labels")
         lesson = teach(scene, split, seed)
-        choice = lesson.choice
-        say(str(choice))
+        say(str(lesson.choice))
         targets = torch.from_numpy(lesson.probabilities).to(where)
         centers = torch.from_numpy(np.argwhere(scene.valid)).to(where)
         patches = max(recipe.batch, min(MOST_PATCHES, len(centers) // PIXELS_PER_PATCH))
@@ -182,7 +186,7 @@ def fit(
         )
     known = scene.labels[tuple(split.validation.T)].astype(np.int64) - 1
     temperature = fit_temperature(centre_logits(network, source, split.validation), known)
-    return Fitted(network.cpu().eval(), temperature, choice)
+    return Fitted(network.cpu().eval(), temperature, lesson)
 
 
 def separation_px(config: ModelConfig, recipe: Recipe) -> int:
