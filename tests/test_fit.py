@@ -11,15 +11,20 @@ from model.attention import VARIANTS
 from service.errors import OptionsUnusable, OutputUnwritable
 from tests import scenes
 from training import fit as fitting
+from training import patches as patching
 from training.baselines import score_baselines
-from training.fit import RECIPES, EpochReport, PatchSource, choose_device, draw_batches, fit, learning_rate, predict
+from training.fit import EpochReport, choose_device, fit, predict
 from training.fit import training_targets as targets_of
+from training.patches import PatchSource, draw_batches
+from training.pretraining import pretrain
+from training.recipes import RECIPES, learning_rate
 from training.splits import split_labels
 
 SMALL = {"bands": 6, "classes": 4, "patch_px": 4, "width": 8, "depth": 1, "heads": 2, "mlp_width": 8}
 SCENE = scenes.labelled_scene(30, 28)
 SPLIT = split_labels(SCENE.labels, "random", 0.1, 0.05, 0, 4)
 CPU = torch.device("cpu")
+PUT_IN = {"mixing": 0.2, "averaging": 0.9, "pretraining_epochs": 2}  # what recipes may have and the two do not
 
 
 def small(**changes) -> ModelConfig:
@@ -62,12 +67,34 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch(head, name, monkeypa
     monkeypatch.setattr(fitting, "is_fast_in_bfloat16", lambda _: False)  # whose rounding is as large as a mistake
     weights = []
     for patches_at_once in (3, 1000):
-        monkeypatch.setattr(fitting, "CPU_TOKENS_AT_ONCE", patches_at_once * 16)
+        monkeypatch.setattr(patching, "CPU_TOKENS_AT_ONCE", patches_at_once * 16)
         # Dropout is drawn per call; without it both must take the same step.
         fitted = fit(SCENE, SPLIT, small(head=head, dropout=0.0), recipe(name, epochs=2), 0)
         weights.append(fitted.network.state_dict())
     for name, first in weights[0].items():
         torch.testing.assert_close(first, weights[1][name], atol=2e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("ingredient", PUT_IN)
+def test_what_is_put_into_a_recipe_changes_what_is_learnt_and_still_learns(name, ingredient):
+    changed = recipe(name, epochs=25, learning_rate=1e-2, **{ingredient: PUT_IN[ingredient]})
+    plain, net = (
+        fit(SCENE, SPLIT, small(), used, 0).network for used in (replace(changed, **{ingredient: 0}), changed)
+    )
+    assert not same_weights(plain, net)
+    found = predict(net, PatchSource(SCENE, 4, CPU), SPLIT.test)
+    assert (found == SCENE.labels[tuple(SPLIT.test.T)]).mean() > 0.85
+
+
+@pytest.mark.parametrize("attention", ["cosine_squared", "cross_cosine"])
+def test_hidden_spectra_are_guessed_better_than_by_the_mean(attention):
+    torch.manual_seed(0)
+    net, source = Transformer(small(attention=attention)), PatchSource(SCENE, 4, CPU)
+    centers = torch.from_numpy(np.argwhere(SCENE.valid))
+    one, many = (recipe(epochs=epochs, learning_rate=1e-2, token_share=1.0) for epochs in (1, 30))
+    assert pretrain(net, source, centers, one, 0) > 0.7
+    assert pretrain(net, source, centers, many, 0) < 0.5
 
 
 @pytest.mark.parametrize("attention", VARIANTS)
@@ -86,11 +113,12 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, stop_after):
             raise KeyboardInterrupt
 
     checkpoint = tmp_path / "run.checkpoint"
-    undisturbed = fit(SCENE, SPLIT, small(), recipe(), 0).network
+    chosen = recipe(**PUT_IN)
+    undisturbed = fit(SCENE, SPLIT, small(), chosen, 0).network
     with pytest.raises(KeyboardInterrupt):
-        fit(SCENE, SPLIT, small(), recipe(), 0, checkpoint=checkpoint, report=stop)
+        fit(SCENE, SPLIT, small(), chosen, 0, checkpoint=checkpoint, report=stop)
     seen = []
-    resumed = fit(SCENE, SPLIT, small(), recipe(), 0, checkpoint=checkpoint, resume=True, report=seen.append).network
+    resumed = fit(SCENE, SPLIT, small(), chosen, 0, checkpoint=checkpoint, resume=True, report=seen.append).network
     assert same_weights(undisturbed, resumed)
     assert [report.epoch for report in seen] == list(range(stop_after + 1, 5))
 
@@ -178,12 +206,12 @@ def test_eight_symmetries_are_all_different_and_keep_the_pixels():
 def test_a_part_of_the_tokens_always_holds_the_centre_and_each_token_once(head):
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
-        kept = fitting.draw_kept(small(head=head), recipe(token_share=0.5), generator)
+        kept = patching.draw_kept(small(head=head), recipe(token_share=0.5), generator)
         assert kept[0] == 2 * 4 + 2
         assert len(kept) == len(set(kept.tolist())) == 8
         assert set(kept.tolist()) <= set(range(16))
-    assert fitting.draw_kept(small(head="token"), recipe(token_share=0.5, taught=False), generator) is None
-    assert fitting.draw_kept(small(head=head), recipe(token_share=1.0), generator) is None
+    assert patching.draw_kept(small(head="token"), recipe(token_share=0.5, taught=False), generator) is None
+    assert patching.draw_kept(small(head=head), recipe(token_share=1.0), generator) is None
 
 
 def test_a_spectral_path_starts_from_logistic_regression_and_stays_frozen():

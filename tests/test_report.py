@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -255,6 +256,19 @@ def test_every_group_of_table_two_holds_the_default_network_where_the_paper_has_
     assert names[5:10] == ["Squaring strategy", "Cosine", "|cosine|", "Cosine²", "Temp.-scaled cosine²"]
     assert names[-5:] == ["Spectral noise", "none added", "30 dB", "20 dB", "10 dB"]
     assert names.count("16 x 16") == names.count("4 heads") == names.count("4 layers") == names.count("64") == 1
+
+
+def test_ingredients_stand_under_what_was_taken_out_and_put_in(made):
+    made.add_table_one([ONE], ["strong"], 2, (DEFAULT_VARIANT,))
+    for name, seed in product(("mixing", "no_teacher", "no_symmetries"), range(2)):
+        made.add(Cell("ingredients", name, "strong", ONE, seed))
+    blocks = blocks_of(made, tables.ingredients)
+    assert [row.name for row in table_of(blocks).rows] == [
+        "Taken out", "default", "teacher: labels alone", "rotations and flips",
+        "Put in", "default", "mixing of patches",
+    ]  # fmt: skip
+    assert any(isinstance(block, Picture) for block in blocks)
+    assert "of Ingredients differs" in findings_of(blocks) or "Beyond noise" in findings_of(blocks)
 
 
 def test_table_two_without_the_default_network_still_shows_its_rows(made):

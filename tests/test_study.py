@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +26,13 @@ from tests.command_line import refusal, run
 from tests.studies import MadeUpStudy
 from training import cells as cells_module
 from training import study as study_module
-from training.cells import add_noise, default_config, run_cell
+from training.cells import add_noise, default_config, recipe_of, run_cell
 from training.datasets import LabelledFiles, LabelledScene
-from training.fit import RECIPES, separation_px
+from training.fit import separation_px
 from training.folder import StudyFolder, note_work
 from training.inspection import choose_pixels, picture_of
-from training.plan import ABLATIONS, BASELINES, Amount, Asked, Cell, choose, choose_recipes, plan_cells
+from training.plan import ABLATIONS, BASELINES, INGREDIENTS, Amount, Asked, Cell, choose, choose_recipes, plan_cells
+from training.recipes import RECIPES
 from training.splits import split_labels
 from training.study import CellsDone, Splits, StudyOptions, open_study, run_study, work_through
 from training.summary import compare_published, summarise_study
@@ -139,6 +140,23 @@ def test_an_amount_says_what_it_is_and_comes_back_from_its_record(amount, label)
 def test_ablations_bring_the_default_network_along():
     cells = plan_cells(Asked(1, (), ("heads_2",), (), ("strong", "paper"), (Amount(train_pixels=9), ONE_PERCENT)))
     assert [cell.id for cell in cells] == ["variants-cosine_squared-strong-n9-s0", "ablations-heads_2-strong-n9-s0"]
+
+
+def test_ingredients_bring_the_default_recipe_along():
+    cells = plan_cells(Asked(1, (), (), (), ("paper",), (Amount(per_class=5),), ("mixing", "no_teacher")))
+    assert [f"{cell.part}-{cell.name}" for cell in cells] == [
+        "variants-cosine_squared",
+        "ingredients-mixing",
+        "ingredients-no_teacher",
+    ]
+    assert {(cell.recipe, cell.amount.id) for cell in cells} == {("strong", "c5")}
+
+
+@pytest.mark.parametrize("name", INGREDIENTS)
+def test_an_ingredient_changes_one_thing_of_the_recipe(name):
+    changed = recipe_of(Cell("ingredients", name, "strong", ONE_PERCENT, 0))
+    differing = [key for key, value in vars(RECIPES["strong"]).items() if getattr(changed, key) != value]
+    assert len(differing) == 1
 
 
 def test_a_part_is_whole_for_a_seed_before_the_next():
@@ -459,6 +477,17 @@ def test_ablations_run(name, scene):
     ).document
     assert document["group"] == ABLATIONS[name].group
     assert document["scores"]["pixels"] == document["split"]["test"]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", ["no_teacher", "pooled_head", "no_spectral_path", "mixing"])
+def test_ingredients_run_and_say_what_they_are(name, scene):
+    cell = Cell("ingredients", name, "strong", Amount(fraction=0.02), 0)
+    document = run_cell(cell, scene, a_split(scene), "cpu").document
+    assert document["group"] == INGREDIENTS[name].group
+    assert document["settings"] == asdict(recipe_of(cell))
+    assert (document["teacher"] is None) is (name == "no_teacher")
+    assert document["judged_by"] == ("patches" if name == "pooled_head" else "map")
 
 
 @pytest.mark.usefixtures("quick")

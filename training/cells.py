@@ -15,9 +15,11 @@ from model.architecture import ModelConfig
 from training.baselines import classify_with_baseline
 from training.datasets import LabelledScene
 from training.evaluate import score
-from training.fit import RECIPES, Fitted, PatchSource, centre_logits, choose_device, fit
+from training.fit import Fitted, centre_logits, choose_device, fit
 from training.inspection import Mapper, SceneMap, bundle_of, draw_arrays, softmax
-from training.plan import DEFAULT_RECIPE, DEFAULT_VARIANT, Cell
+from training.patches import PatchSource
+from training.plan import DEFAULT_VARIANT, Cell
+from training.recipes import RECIPES, Recipe
 from training.splits import Pixels, Split, draw_some
 from training.statistics import Bins, calibration_error, reliability_bins
 from training.teacher import Lesson
@@ -79,7 +81,7 @@ def run_cell(
         "calibration": _calibration(fitted, reliability),
         "chosen": None if fitted.choice is None else fitted.choice.record(),
         "teacher": None if fitted.lesson is None else _judge_teacher(fitted.lesson, scene, split),
-        "settings": asdict(RECIPES[cell.recipe or DEFAULT_RECIPE]),
+        "settings": asdict(recipe_of(cell)),
         "weights": sum(weight.numel() for weight in network.parameters()),
         "seconds": {"fit": fitting.seconds, "predict": predicting.seconds, "map": mapping.seconds},
     }
@@ -151,8 +153,7 @@ def fit_cell(
     note: Callable[[str], None] = lambda _: None,
 ) -> Fitted:
     """The one place where a study fits networks."""
-    assert cell.recipe is not None
-    recipe = RECIPES[cell.recipe]
+    recipe = recipe_of(cell)
     return fit(
         scene,
         split,
@@ -163,6 +164,12 @@ def fit_cell(
         report=lambda epoch: note(f"epoch {epoch.epoch}/{epoch.epochs}"),
         is_watched=False,
     )
+
+
+def recipe_of(cell: Cell) -> Recipe:
+    """How a cell's network is trained."""
+    assert cell.recipe is not None
+    return replace(RECIPES[cell.recipe], **cell.recipe_change)
 
 
 def add_noise(scene: LabelledScene, snr_db: float, seed: int) -> LabelledScene:

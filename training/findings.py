@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from model.attention import VARIANTS
 from training.folder import read_study
-from training.plan import ABLATIONS, BASELINES, DEFAULT_RECIPE, DEFAULT_VARIANT, Amount
+from training.plan import BASELINES, CHANGES, DEFAULT_RECIPE, DEFAULT_VARIANT, Amount
 from training.published import PUBLISHED
 from training.statistics import holm, paired_p, summarise
 from training.summary import read_cells
@@ -119,13 +119,13 @@ class Study:
             found.append(Method(f"ours ({recipe}), map", scores, tuple(mapped)))
         return [method for method in found if method.scores]
 
-    def ablations(self, amount: Amount, recipe: str) -> dict[str, list[Method]]:
-        """The rows of Table II by group, without the default network."""
-        cells = self.cells_of("ablations", amount, recipe)
+    def changes(self, part: str, amount: Amount, recipe: str) -> dict[str, list[Method]]:
+        """Ablations or ingredients by group, without the default network."""
+        cells, order = self.cells_of(part, amount, recipe), CHANGES[part]
         groups: dict[str, list[Record]] = {}
-        for cell in sorted(cells, key=lambda cell: _place(cell["name"], ABLATIONS)):
+        for cell in sorted(cells, key=lambda cell: _place(cell["name"], order)):
             groups.setdefault(cell.get("group") or "Other", []).append(cell)
-        return {group: _methods(found, ABLATIONS) for group, found in groups.items()}
+        return {group: _methods(found, order) for group, found in groups.items()}
 
 
 def recipe_place(name: str) -> tuple[bool, bool, str]:

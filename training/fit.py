@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,61 +14,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributions import Beta
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from model.architecture import Head, ModelConfig, Transformer, answering, centre_token, patch_indices
+from model.architecture import ModelConfig, Transformer, answering
 from service.errors import OptionsUnusable, OutputUnwritable
 from training.calibration import fit_temperature
 from training.datasets import LabelledScene
+from training.patches import (
+    Batch,
+    PatchSource,
+    draw_batches,
+    draw_kept,
+    gather_patches,
+    is_fast_in_bfloat16,
+    micro_batch,
+    patches_in_epoch,
+)
+from training.pretraining import pretrain
+from training.recipes import Recipe, learning_rate
 from training.splits import Pixels, Split
 from training.teacher import Choice, Lesson, teach
 
-# Attention matrices of 8 whole patches (8 x 4 heads x 256 x 256 floats) stay in a 32 MB L3 cache; those of 64 do not.
-# AMD EPYC, 2 cores, forward and backward: about 40 patches/s at 64, 108 at 16, 91 to 113 at 8, 80 at 2.
-CPU_TOKENS_AT_ONCE = 8 * 256
-CUDA_PREDICT_BATCH = 256
 VALIDATIONS = 20  # times over a run that the validation pixels are looked at
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How the network is trained."""
-
-    name: str
-    epochs: int
-    batch: int
-    learning_rate: float
-    weight_decay: float
-    one_cycle: bool
-    symmetries: bool  # rotations and flips about the centre pixel
-    token_share: float  # share of a patch's tokens that a step looks at, drawn anew; mapping looks at all
-    clip_norm: float = 1.0
-    label_smoothing: float = 0.05
-    taught: bool = False  # learns a teacher's answers for the whole scene, not the labels alone
-    head: Head = "pooled"  # unless another is asked for
-    spectral_path: bool = False
-
-
-RECIPES = {
-    "paper": Recipe("paper", 50, 128, 3e-4, 2e-4, one_cycle=False, symmetries=False, token_share=1.0),
-    # Every token of a patch has an answer to learn, so a step teaches 64 times as much as one that asks for the centre.
-    "strong": Recipe(
-        "strong",
-        40,
-        32,
-        2e-3,
-        0.02,
-        one_cycle=True,
-        symmetries=True,
-        token_share=0.25,
-        taught=True,
-        head="token",
-        spectral_path=True,
-    ),
-}
-# An epoch of a taught recipe: patches laid at random over the scene, one for so many of its pixels.
-PIXELS_PER_PATCH = 16
-MOST_PATCHES = 1024
 
 
 @dataclass(frozen=True)
@@ -96,31 +63,6 @@ class EpochReport:
     loss: float
     validation_oa: float | None
     seconds: float
-
-
-class PatchSource:
-    """The standardised scene on the training device, from which patches are gathered."""
-
-    def __init__(self, scene: LabelledScene, patch_px: int, device: torch.device) -> None:
-        self.rows, self.cols, _ = scene.cube.shape
-        self.patch_px = patch_px
-        self.pixels = torch.from_numpy(scene.standardised()).flatten(0, 1).to(device)  # (rows * cols, bands)
-
-    def places(self, centers: Tensor, symmetry: Tensor | None = None) -> Tensor:
-        """Places (n, patch, patch) of the patches' pixels; `symmetry` picks one of the eight for each patch."""
-        if symmetry is None:
-            return patch_indices(centers, self.patch_px, self.rows, self.cols)
-        signs = torch.stack([1 - 2 * (symmetry & 1), 1 - (symmetry & 2)], dim=1)
-        places = patch_indices(centers, self.patch_px, self.rows, self.cols, signs)
-        return torch.where((symmetry & 4).bool()[:, None, None], places.transpose(1, 2), places)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Patches of one optimiser step, before their pixels are gathered."""
-
-    places: Tensor  # (n, patch, patch)
-    seed: int  # of the parts of the patches that are looked at
 
 
 def fit(
@@ -149,9 +91,10 @@ def fit(
     trainable = [weight for weight in network.parameters() if weight.requires_grad]
     optimiser = torch.optim.AdamW(trainable, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     fingerprint = _fingerprint(scene, split, config, recipe, seed)
-    done = 0
+    restored: dict[str, Any] = {}
     if resume and checkpoint is not None:
-        done = _load(checkpoint, network, optimiser, fingerprint)
+        restored = _load(checkpoint, network, optimiser, fingerprint)
+    done = int(restored.get("epochs_done", 0))
     lesson = None
     if recipe.taught:
         say(f"making a teacher for the whole scene from {len(split.train)} labels")
@@ -159,12 +102,19 @@ def fit(
         say(str(lesson.choice))
         targets = torch.from_numpy(lesson.probabilities).to(where)
         centers = torch.from_numpy(np.argwhere(scene.valid)).to(where)
-        patches = max(recipe.batch, min(MOST_PATCHES, len(centers) // PIXELS_PER_PATCH))
+        patches = patches_in_epoch(recipe, centers)
     else:
         targets = training_targets(scene, split).to(where)
         centers = torch.from_numpy(split.train).to(where)
         patches = len(centers)
     source = PatchSource(scene, config.patch_px, where)
+    if recipe.pretraining_epochs and not done:
+        say(f"guessing hidden spectra for {recipe.pretraining_epochs} epochs")
+        everywhere = torch.from_numpy(np.argwhere(scene.valid)).to(where)
+        pretrain(network, source, everywhere, replace(recipe, epochs=recipe.pretraining_epochs), seed)
+    average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(recipe.averaging)) if recipe.averaging else None
+    if average is not None and "average" in restored:
+        average.load_state_dict(restored["average"])
     batches_per_epoch = -(-patches // recipe.batch)
     for epoch in range(done, recipe.epochs):
         began = time.perf_counter()
@@ -176,14 +126,18 @@ def fit(
             step = epoch * batches_per_epoch + number
             rate = learning_rate(recipe, step, recipe.epochs * batches_per_epoch)
             losses.append(_update(network, optimiser, source, targets, batch, recipe, rate))
+            if average is not None:
+                average.update_parameters(network)
         validation_oa = None
         if is_watched and len(split.validation) and _is_due(epoch, recipe.epochs):
             validation_oa = overall_accuracy(network, source, scene, split.validation)
         if checkpoint is not None:
-            _save(checkpoint, network, optimiser, fingerprint, epoch + 1)
+            _save(checkpoint, network, optimiser, average, fingerprint, epoch + 1)
         report(
             EpochReport(epoch + 1, recipe.epochs, float(np.mean(losses)), validation_oa, time.perf_counter() - began)
         )
+    if average is not None:
+        network.load_state_dict(average.module.state_dict())
     known = scene.labels[tuple(split.validation.T)].astype(np.int64) - 1
     temperature = fit_temperature(centre_logits(network, source, split.validation), known)
     return Fitted(network.cpu().eval(), temperature, lesson)
@@ -208,54 +162,12 @@ def choose_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-@cache
-def is_fast_in_bfloat16(device: torch.device) -> bool:
-    """Whether products of a training step are taken in half the bits; sums, softmax and weights keep all of theirs."""
-    capabilities = torch.cpu.get_capabilities()
-    return device.type == "cuda" or bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-
-
-def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
-    """Constant, or one cycle: up over the first 30 % of the steps, down to almost nothing over the rest."""
-    if not recipe.one_cycle:
-        return recipe.learning_rate
-    rise = 0.3 * steps
-    if step < rise:
-        low, high, progress = recipe.learning_rate / 25, recipe.learning_rate, step / rise
-    else:
-        low, high, progress = recipe.learning_rate, recipe.learning_rate / 1e4, (step - rise) / (steps - rise)
-    return high + (low - high) * (1 + math.cos(math.pi * progress)) / 2
-
-
 def training_targets(scene: LabelledScene, split: Split) -> Tensor:
     """Classes 0..K-1 of the training pixels on the scene's grid, flattened; -1 elsewhere."""
     targets = np.full(scene.labels.shape, -1, np.int64)
     rows, cols = split.train.T
     targets[rows, cols] = scene.labels[rows, cols].astype(np.int64) - 1
     return torch.from_numpy(targets).flatten()
-
-
-def draw_batches(
-    source: PatchSource,
-    centers: Tensor,
-    config: ModelConfig,
-    recipe: Recipe,
-    device: torch.device,
-    patches: int | None = None,
-) -> Iterator[Batch]:
-    """One epoch: every centre once, or so many of them, in random order, each in a patch of its own."""
-    order = torch.randperm(len(centers))[:patches]
-    half = config.patch_px // 2
-    for chosen in order.split(recipe.batch):
-        count = len(chosen)
-        patch_centers = centers[chosen.to(device)]
-        if config.head == "token" and not recipe.taught:
-            # The patch lies anywhere round the pixel, its mirror images included, with a centre on the scene.
-            shift = torch.randint(-half + 1, half, (count, 2)).to(device)
-            limit = torch.tensor([source.rows - 1, source.cols - 1], device=device)
-            patch_centers = (patch_centers + shift).clamp_min(0).minimum(limit)
-        symmetry = torch.randint(0, 8, (count,)).to(device) if recipe.symmetries else None
-        yield Batch(source.places(patch_centers, symmetry), int(torch.randint(0, 2**31, (1,))))
 
 
 def _update(
@@ -283,17 +195,21 @@ def _update(
     optimiser.zero_grad()
     total = 0.0
     for start in range(0, len(places), micro):
-        part = slice(start, start + micro)
+        spectra, answering_for = source.pixels[places[start : start + micro]], asked[start : start + micro]
+        shares = [(1.0, answering_for)]
+        if recipe.mixing:
+            share, order = float(Beta(recipe.mixing, recipe.mixing).sample()), torch.randperm(len(spectra))
+            spectra = share * spectra + (1 - share) * spectra[order]
+            shares = [(share, answering_for), (1 - share, answering_for[order])]
         with torch.autocast(device.type, torch.bfloat16, enabled=is_fast_in_bfloat16(device)):
-            logits = network.answer(source.pixels[places[part]], kept)
-        loss = F.cross_entropy(
-            logits.float().flatten(0, -2),
-            targets[asked[part].flatten()],
-            label_smoothing=0.0 if recipe.taught else recipe.label_smoothing,
-            ignore_index=-1,
-            reduction="sum",
+            logits = network.answer(spectra, kept).float().flatten(0, -2)
+        smoothing = 0.0 if recipe.taught else recipe.label_smoothing
+        loss = (
+            torch.stack(
+                [share * _surprise(logits, targets[asked_for.flatten()], smoothing) for share, asked_for in shares]
+            ).sum()
+            / supervised
         )
-        loss = loss / supervised
         loss.backward()
         total += float(loss.detach())
     torch.nn.utils.clip_grad_norm_(network.parameters(), recipe.clip_norm)
@@ -303,23 +219,9 @@ def _update(
     return total
 
 
-def micro_batch(tokens: float) -> int:
-    """How many patches of so many tokens go through the network at once on a CPU."""
-    return max(1, int(CPU_TOKENS_AT_ONCE // tokens))
-
-
-def draw_kept(config: ModelConfig, recipe: Recipe, generator: torch.Generator) -> Tensor | None:
-    """Tokens to look at, the centre's first and the rest at random; None for all.
-
-    Where single labels are learnt from and each token answers for itself, a label's own token must not be left out.
-    """
-    if recipe.token_share >= 1 or (config.head == "token" and not recipe.taught):
-        return None
-    tokens, centre = config.patch_px**2, centre_token(config.patch_px)
-    wanted = round(recipe.token_share * tokens) - 1
-    others = torch.randperm(tokens - 1, generator=generator, device=generator.device)[:wanted]
-    others = others + (others >= centre)
-    return torch.cat([others.new_tensor([centre]), others])
+def _surprise(logits: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+    """Cross-entropy, summed over those of which something is known."""
+    return F.cross_entropy(logits, targets, label_smoothing=label_smoothing, ignore_index=-1, reduction="sum")
 
 
 def predict(network: Transformer, source: PatchSource, centers: Pixels) -> NDArray[np.int64]:
@@ -335,17 +237,6 @@ def centre_logits(network: Transformer, source: PatchSource, centers: Pixels) ->
         logits = network(patches)
         answers.append((logits[:, half, half] if logits.ndim == 4 else logits).float().cpu().numpy())
     return np.concatenate(answers)
-
-
-def gather_patches(network: Transformer, source: PatchSource, centers: Pixels) -> Iterator[Tensor]:
-    """Patches round the centres, as many at once as suits the device, for a network that only answers."""
-    network.eval()
-    device = source.pixels.device
-    at_once = micro_batch(network.config.patch_px**2) if device.type == "cpu" else CUDA_PREDICT_BATCH
-    with torch.inference_mode():
-        for chunk in torch.from_numpy(centers).split(at_once):
-            if len(chunk):
-                yield source.pixels[source.places(chunk.to(device))]
 
 
 def overall_accuracy(network: Transformer, source: PatchSource, scene: LabelledScene, centers: Pixels) -> float:
@@ -387,13 +278,19 @@ def _fingerprint(scene: LabelledScene, split: Split, config: ModelConfig, recipe
 
 
 def _save(
-    path: Path, network: Transformer, optimiser: torch.optim.Optimizer, fingerprint: dict[str, Any], epochs_done: int
+    path: Path,
+    network: Transformer,
+    optimiser: torch.optim.Optimizer,
+    average: AveragedModel | None,
+    fingerprint: dict[str, Any],
+    epochs_done: int,
 ) -> None:
     state = {
         "fingerprint": fingerprint,
         "epochs_done": epochs_done,
         "network": network.state_dict(),
         "optimiser": optimiser.state_dict(),
+        **({} if average is None else {"average": average.state_dict()}),
     }
     unfinished = path.with_name(path.name + ".part")
     try:
@@ -408,11 +305,14 @@ def _save(
             unfinished.unlink()
 
 
-def _load(path: Path, network: Transformer, optimiser: torch.optim.Optimizer, fingerprint: dict[str, Any]) -> int:
+def _load(
+    path: Path, network: Transformer, optimiser: torch.optim.Optimizer, fingerprint: dict[str, Any]
+) -> dict[str, Any]:
+    """What a checkpoint holds, its network and optimiser put in place."""
     require_checkpoint(path)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        made_with, epochs_done = state["fingerprint"], int(state["epochs_done"])
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        made_with = state["fingerprint"]
     except Exception as error:  # torch's reader raises whatever its bytes lead it into
         raise OptionsUnusable(f"the checkpoint {path} is damaged: delete it and start without --resume") from error
     other = [part for part, value in fingerprint.items() if made_with.get(part) != value]
@@ -423,7 +323,7 @@ def _load(path: Path, network: Transformer, optimiser: torch.optim.Optimizer, fi
         )
     network.load_state_dict(state["network"])
     optimiser.load_state_dict(state["optimiser"])
-    return epochs_done
+    return state
 
 
 def require_checkpoint(path: Path) -> None:

@@ -24,7 +24,8 @@ from service.mapping.view import Pixels as ScenePixels
 from training.datasets import LabelledScene
 from training.evaluate import ArraySource
 from training.export import export_graph, write_bundle
-from training.fit import Fitted, PatchSource, gather_patches
+from training.fit import Fitted
+from training.patches import PatchSource, gather_patches
 from training.splits import Pixels, Split
 
 FEATURE_PIXELS = 2000  # t-SNE of more takes minutes and shows no more

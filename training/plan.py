@@ -12,9 +12,9 @@ import numpy as np
 from model.architecture import ModelConfig
 from model.attention import VARIANTS
 from service.errors import WrongUsage
-from training.fit import RECIPES
+from training.recipes import RECIPES
 
-Part = Literal["portrait", "variants", "baselines", "ablations"]
+Part = Literal["portrait", "variants", "baselines", "ablations", "ingredients"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 DEFAULT_VARIANT = ModelConfig(1, 1).attention
@@ -96,6 +96,29 @@ ABLATIONS: dict[str, Ablation] = {
 
 
 @dataclass(frozen=True)
+class Ingredient:
+    """What is taken out of a recipe, or put in."""
+
+    group: str
+    label: str
+    change: Mapping[str, Any]  # of Recipe
+
+
+INGREDIENTS: dict[str, Ingredient] = {
+    "no_teacher": Ingredient("Taken out", "teacher: labels alone", {"taught": False}),
+    "no_spectral_path": Ingredient("Taken out", "spectral path", {"spectral_path": False}),
+    "pooled_head": Ingredient("Taken out", "token head: one answer a patch", {"head": "pooled"}),
+    "no_symmetries": Ingredient("Taken out", "rotations and flips", {"symmetries": False}),
+    "all_tokens": Ingredient("Taken out", "choice of tokens: all at every step", {"token_share": 1.0}),
+    "constant_rate": Ingredient("Taken out", "one cycle: constant rate", {"one_cycle": False}),
+    "mixing": Ingredient("Put in", "mixing of patches", {"mixing": 0.2}),
+    "averaging": Ingredient("Put in", "averaging of weights", {"averaging": 0.995}),
+    "pretraining": Ingredient("Put in", "pretraining on hidden spectra", {"pretraining_epochs": 10}),
+    "twice_as_long": Ingredient("Put in", "twice as many epochs", {"epochs": 2 * RECIPES["strong"].epochs}),
+}
+
+
+@dataclass(frozen=True)
 class Cell:
     """One figure of the report before its seeds are averaged: something fitted to one split, and scored."""
 
@@ -114,14 +137,14 @@ class Cell:
         """The cell's name for people."""
         if self.part == "baselines":
             return BASELINES[self.name]
-        if self.part == "ablations":
-            return ABLATIONS[self.name].label
+        if self.part in CHANGES:
+            return CHANGES[self.part][self.name].label
         return self.name.replace("_", " ")
 
     @property
     def group(self) -> str | None:
-        """The heading of Table II that an ablation stands under."""
-        return ABLATIONS[self.name].group if self.part == "ablations" else None
+        """The heading that an ablation or an ingredient stands under."""
+        return CHANGES[self.part][self.name].group if self.part in CHANGES else None
 
     @property
     def change(self) -> dict[str, Any]:
@@ -131,8 +154,20 @@ class Cell:
         return {"attention": self.name} if self.part == "variants" else {}
 
     @property
+    def recipe_change(self) -> dict[str, Any]:
+        """What differs from the recipe."""
+        return dict(INGREDIENTS[self.name].change) if self.part == "ingredients" else {}
+
+    @property
     def noise_db(self) -> float | None:
         return ABLATIONS[self.name].noise_db if self.part == "ablations" else None
+
+
+# Parts whose cells differ from the default network or recipe by one thing.
+CHANGES: dict[str, Mapping[str, Ablation] | Mapping[str, Ingredient]] = {
+    "ablations": ABLATIONS,
+    "ingredients": INGREDIENTS,
+}
 
 
 @dataclass(frozen=True)
@@ -145,6 +180,7 @@ class Asked:
     baselines: tuple[str, ...] = tuple(BASELINES)
     recipes: tuple[str, ...] = ("paper", "strong")
     amounts: tuple[Amount, ...] = (Amount(fraction=0.01),)
+    ingredients: tuple[str, ...] = ()
 
 
 def plan_cells(asked: Asked) -> list[Cell]:
@@ -165,6 +201,10 @@ def plan_cells(asked: Asked) -> list[Cell]:
         *_cells("variants", seeds, first, asked.recipes[:1], reference),
         *_cells("ablations", seeds, first, asked.recipes[:1], asked.ablations),
     ]
+    if asked.ingredients:  # like Table II, but of the recipe, and with every amount
+        default = (DEFAULT_RECIPE,)
+        cells += _cells("variants", seeds, asked.amounts, default, (DEFAULT_VARIANT,))
+        cells += _cells("ingredients", seeds, asked.amounts, default, asked.ingredients)
     return list(dict.fromkeys(cells))
 
 

@@ -34,6 +34,7 @@ PARTS: tuple[tuple[str, Callable[[Study, str], Iterator[Block]]], ...] = (
     ("Table I: score functions", tables.score_functions),
     ("The paper's figures", tables.papers_figures),
     ("Table II: ablation and noise", tables.ablations),
+    ("What the recipe is made of", tables.ingredients),
     ("Classes", portraits.classes),
     ("The map", portraits.maps),
     ("Inside the network", portraits.inside),

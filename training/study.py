@@ -17,12 +17,13 @@ import torch
 
 from service import bench
 from service.errors import BundleUnfaithful, OptionsUnusable, OutputUnwritable
-from training.cells import default_config, run_cell
+from training.cells import default_config, recipe_of, run_cell
 from training.datasets import LabelledFiles, LabelledScene, load_labelled_scene
-from training.fit import RECIPES, choose_device, separation_px
+from training.fit import choose_device, separation_px
 from training.folder import FORMAT, LOCK_POLL_S, StudyFolder, claimed, note_work, read_study, write_arrays, write_json
 from training.plan import ABLATIONS, DEFAULT_RECIPE, Amount, Asked, Cell, plan_cells
 from training.published import PUBLISHED, load_published
+from training.recipes import RECIPES
 from training.splits import Split, SplitName, split_labels
 from training.summary import read_cells
 
@@ -105,8 +106,10 @@ def _require_usable(options: StudyOptions) -> None:
             raise OptionsUnusable(f"--train-pixels must be at least 2, not {amount.train_pixels}")
         if amount.per_class is not None and amount.per_class < 1:
             raise OptionsUnusable(f"--per-class must be at least 1, not {amount.per_class}")
-    if not (asked.variants or asked.ablations or asked.baselines):
-        raise OptionsUnusable("nothing is asked for: give some of --variants, --ablations and --baselines")
+    if not (asked.variants or asked.ablations or asked.baselines or asked.ingredients):
+        raise OptionsUnusable(
+            "nothing is asked for: give some of --variants, --ablations, --baselines and --ingredients"
+        )
     choose_device(options.device)
 
 
@@ -127,17 +130,14 @@ def _warnings(options: StudyOptions, scene: LabelledScene) -> list[str]:
 
 def _stale_warnings(cells: list[Cell], folder: StudyFolder) -> list[str]:
     """Finished cells whose recipe was another than it is now: a table that mixes them compares nothing."""
-    known = {cell["id"]: cell for cell in read_cells(folder.path)}
-    stale = {cell.recipe for cell in cells if cell.recipe and cell.id in known and not _is_current(known[cell.id])}
+    settings = {cell["id"]: cell.get("settings") for cell in read_cells(folder.path)}
+    networks = [cell for cell in cells if cell.recipe and cell.id in settings]
+    stale = {cell.recipe or "" for cell in networks if settings[cell.id] != asdict(recipe_of(cell))}
     return [
         f"some finished cells were made with other settings of the recipe {recipe}, or do not say with which: delete "
         f"{folder.path / 'cells' / f'*-{recipe}-*'} to have them made anew"
         for recipe in sorted(stale)
     ]
-
-
-def _is_current(document: dict[str, Any]) -> bool:
-    return document.get("settings") == asdict(RECIPES[document["recipe"]])
 
 
 def work_through(

@@ -10,7 +10,7 @@ from typing import Any
 from model.attention import VARIANTS
 from service.errors import OptionsUnusable
 from training.folder import read_study
-from training.plan import ABLATIONS, BASELINES, PARTS, Amount
+from training.plan import ABLATIONS, BASELINES, INGREDIENTS, PARTS, Amount
 from training.published import FRACTION, PUBLISHED, Scored, comparison_markdown
 from training.statistics import summarise
 
@@ -51,7 +51,7 @@ def summarise_study(directory: Path) -> list[dict[str, Any]]:
 
 def _place(cell: dict[str, Any]) -> tuple[Any, ...]:
     """What the seeds of a row have in common, in the order of the tables."""
-    names = [*VARIANTS, *BASELINES, *ABLATIONS]
+    names = [*VARIANTS, *BASELINES, *ABLATIONS, *INGREDIENTS]
     amount = Amount(**cell["amount"])
     labels = (amount.fraction or 0.0, amount.per_class or 0, amount.train_pixels or 0)
     return PARTS.index(cell["part"]), labels, cell["recipe"] or "", names.index(cell["name"])

@@ -20,7 +20,7 @@ from training.findings import (
     headline,
 )
 from training.pages import Block, Entry, Paragraph, Picture, Row, Table
-from training.plan import DEFAULT_VARIANT, Amount
+from training.plan import DEFAULT_RECIPE, DEFAULT_VARIANT, Amount
 from training.published import FRACTION, METRICS, PUBLISHED, Compared
 from training.published import compare as compare_with_paper
 from training.statistics import marks
@@ -288,11 +288,18 @@ def ablations(study: Study, prefix: str) -> Iterator[Block]:
     """Table II for every amount and recipe that it was made with."""
     for amount in study.amounts:
         for recipe in sorted({cell["recipe"] for cell in study.cells_of("ablations", amount)}):
-            yield from _table_two(study, amount, recipe, prefix)
+            yield from _changes_table(study, "ablations", "Table II", amount, recipe, prefix)
 
 
-def _table_two(study: Study, amount: Amount, recipe: str, prefix: str) -> Iterator[Block]:
-    groups = study.ablations(amount, recipe)
+def ingredients(study: Study, prefix: str) -> Iterator[Block]:
+    """What each part of the default recipe is worth, and what others would be, for every amount."""
+    for amount in study.amounts:
+        if study.cells_of("ingredients", amount):
+            yield from _changes_table(study, "ingredients", "Ingredients", amount, DEFAULT_RECIPE, prefix)
+
+
+def _changes_table(study: Study, part: str, title: str, amount: Amount, recipe: str, prefix: str) -> Iterator[Block]:
+    groups = study.changes(part, amount, recipe)
     changed = [method for methods in groups.values() for method in methods]
     default = next((one for one in study.variants(amount, recipe) if one.cells[0]["name"] == DEFAULT_VARIANT), None)
     against = [found.turned for found in compare_with(default, changed)] if default else []
@@ -310,30 +317,30 @@ def _table_two(study: Study, amount: Amount, recipe: str, prefix: str) -> Iterat
         last = {name: difference(found) for name, found in by_group[group].items()}
         rows += score_rows(lines, last | {label: "default"})
     yield Table(
-        f"Table II, recipe {recipe}, {labels_of(study, amount)}",
+        f"{title}, recipe {recipe}, {labels_of(study, amount)}",
         ["configuration", "OA", "AA", "kappa", "OA against the default"],
         rows,
-        f"One thing at a time differs from the default network. {over_seeds(changed)} {judged(changed)} Within each "
+        f"One thing at a time differs from the default. {over_seeds(changed)} {judged(changed)} Within each "
         f"group: {MARKS} {NOISE}",
     )
     if against:
-        yield Paragraph(_changes(by_group), is_finding=True)
-        yield Picture(f"{prefix}ablations-{recipe}-{amount.id}", _changes_figure(by_group), (
-            f"Table II as differences from the default network, recipe {recipe}, {labels_of(study, amount)}. Left of "
-            "the line the change costs accuracy. A hollow mark may be chance; each tick is one seed."
+        yield Paragraph(_changes(by_group, title), is_finding=True)
+        yield Picture(f"{prefix}{part}-{recipe}-{amount.id}", _changes_figure(by_group), (
+            f"{title} as differences from the default, recipe {recipe}, {labels_of(study, amount)}. Left of the line "
+            "the change costs accuracy. A hollow mark may be chance; each tick is one seed."
         ))  # fmt: skip
 
 
-def _changes(by_group: Mapping[str, Mapping[str, Comparison]]) -> str:
-    """Which changes of the network matter beyond noise."""
+def _changes(by_group: Mapping[str, Mapping[str, Comparison]], title: str) -> str:
+    """Which changes matter beyond noise."""
     found = [(group, label, change) for group, changes in by_group.items() for label, change in changes.items()]
     beyond = [(group, label, change) for group, label, change in found if change.is_beyond_noise]
     if not beyond:
-        return "No change of Table II differs from the default network beyond noise."
+        return f"No change of {title} differs from the default beyond noise."
     said = []
     for side, is_side in (("below", lambda value: value < 0), ("above", lambda value: value >= 0)):
         names = [f"{g.lower()} {n} ({points(c.difference)})" for g, n, c in beyond if is_side(c.difference)]
-        said += [f"{side} the default network: {listed(names)}"] if names else []
+        said += [f"{side} the default: {listed(names)}"] if names else []
     rest = len(found) - len(beyond)
     left = f" The other {counted(rest, 'change')} cannot be told apart from it." if rest else ""
     return f"Beyond noise {'; beyond noise '.join(said)}.{left}"

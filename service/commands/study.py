@@ -16,10 +16,10 @@ from service.commands.data import add_data_options, labelled_files
 from service.errors import OptionsUnusable, OutputUnwritable, WrongUsage
 from service.progress import Progress
 from training.datasets import LabelledFiles
-from training.fit import RECIPES
 from training.folder import note_work, read_study, write_text
-from training.plan import ABLATIONS, BASELINES, Amount, Asked, choose, choose_recipes, plan_cells
+from training.plan import ABLATIONS, BASELINES, INGREDIENTS, Amount, Asked, choose, choose_recipes, plan_cells
 from training.published import PUBLISHED, find_files
+from training.recipes import RECIPES
 from training.splits import SPLITS
 from training.study import CellsDone, StudyOptions, collection_writer, report_writer, run_study
 from training.summary import compare_published, summarise_study
@@ -60,6 +60,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         cells.add_argument(
             f"--{option}", default="all", metavar="NAMES", help=f"all, none, or some of {', '.join(names)} (all)"
         )
+    cells.add_argument(
+        "--ingredients",
+        default="none",
+        metavar="NAMES",
+        help="what is taken out of the default recipe or put in, one thing at a time: all, none, or some of "
+        f"{', '.join(INGREDIENTS)} (%(default)s)",
+    )
     cells.add_argument(
         "--recipes",
         default="paper,strong",
@@ -185,6 +192,7 @@ def read_options(options: argparse.Namespace) -> StudyOptions:
         variants=choose("--variants", options.variants, VARIANTS),
         ablations=choose("--ablations", options.ablations, ABLATIONS),
         baselines=choose("--baselines", options.baselines, BASELINES),
+        ingredients=choose("--ingredients", options.ingredients, INGREDIENTS),
         recipes=choose_recipes(options.recipes),
         amounts=tuple(dict.fromkeys(amounts)) or (PAPERS_AMOUNT,),
     )

@@ -13,7 +13,8 @@ from service.cli import DONE, INTERRUPTED
 from service.commands.data import add_data_options, labelled_files
 from service.progress import Progress
 from training.evaluate import score_line, score_table
-from training.fit import RECIPES, EpochReport
+from training.fit import EpochReport
+from training.recipes import RECIPES
 from training.splits import SPLITS
 from training.train import TrainOptions, train
 
