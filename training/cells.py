@@ -157,7 +157,7 @@ def fit_cell(
     return fit(
         scene,
         split,
-        replace(config, head=recipe.head, spectral_path=recipe.spectral_path),
+        replace(config, head=recipe.head, spectral_path=recipe.spectral_path, dropout=recipe.dropout),
         recipe,
         cell.seed,
         device,

@@ -114,6 +114,7 @@ INGREDIENTS: dict[str, Ingredient] = {
     "mixing": Ingredient("Put in", "mixing of patches", {"mixing": 0.2}),
     "averaging": Ingredient("Put in", "averaging of weights", {"averaging": 0.995}),
     "pretraining": Ingredient("Put in", "pretraining on hidden spectra", {"pretraining_epochs": 10}),
+    "dropout": Ingredient("Put in", "dropout of 0.1", {"dropout": 0.1}),
     "twice_as_long": Ingredient("Put in", "twice as many epochs", {"epochs": 2 * RECIPES["strong"].epochs}),
 }
 

@@ -25,6 +25,7 @@ class Recipe:
     taught: bool = False  # learns a teacher's answers for the whole scene, not the labels alone
     head: Head = "pooled"  # unless another is asked for
     spectral_path: bool = False
+    dropout: float = 0.1
     mixing: float = 0.0  # of the Beta distribution by which patches are mixed in pairs; 0 mixes none
     averaging: float = 0.0  # share that the average of the weights keeps at a step; 0 takes the last weights
     pretraining_epochs: int = 0  # in which hidden spectra are guessed, before anything is taught
@@ -35,7 +36,7 @@ RECIPES = {
     # Every token of a patch has an answer to learn, so a step teaches 64 times as much as one that asks for the centre.
     "strong": Recipe(
         "strong",
-        40,
+        60,
         32,
         2e-3,
         0.02,
@@ -45,6 +46,7 @@ RECIPES = {
         taught=True,
         head="token",
         spectral_path=True,
+        dropout=0.0,  # a teacher answers for every pixel of the scene: there is nothing to learn by heart
     ),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -23,7 +23,7 @@ from training.fit import choose_device, separation_px
 from training.folder import FORMAT, LOCK_POLL_S, StudyFolder, claimed, note_work, read_study, write_arrays, write_json
 from training.plan import ABLATIONS, DEFAULT_RECIPE, Amount, Asked, Cell, plan_cells
 from training.published import PUBLISHED, load_published
-from training.recipes import RECIPES
+from training.recipes import RECIPES, Recipe
 from training.splits import Split, SplitName, split_labels
 from training.summary import read_cells
 
@@ -132,12 +132,20 @@ def _stale_warnings(cells: list[Cell], folder: StudyFolder) -> list[str]:
     """Finished cells whose recipe was another than it is now: a table that mixes them compares nothing."""
     settings = {cell["id"]: cell.get("settings") for cell in read_cells(folder.path)}
     networks = [cell for cell in cells if cell.recipe and cell.id in settings]
-    stale = {cell.recipe or "" for cell in networks if settings[cell.id] != asdict(recipe_of(cell))}
+    stale = {cell.recipe or "" for cell in networks if not _is_by(settings[cell.id], recipe_of(cell))}
     return [
         f"some finished cells were made with other settings of the recipe {recipe}, or do not say with which: delete "
         f"{folder.path / 'cells' / f'*-{recipe}-*'} to have them made anew"
         for recipe in sorted(stale)
     ]
+
+
+def _is_by(settings: dict[str, Any] | None, recipe: Recipe) -> bool:
+    """Whether settings that were written down are a recipe's; a setting that is newer had its default."""
+    try:
+        return settings is not None and Recipe(**settings) == recipe
+    except TypeError:  # a setting that there is no longer
+        return False
 
 
 def work_through(

@@ -55,7 +55,7 @@ class TrainOptions:
     depth: int = 4
     heads: int = 4
     mlp_width: int = 128
-    dropout: float = 0.1
+    dropout: float | None = None  # the recipe's
 
     @property
     def checkpoint(self) -> Path:
@@ -86,7 +86,7 @@ def train(
         require_checkpoint(options.checkpoint)
     scene = load_labelled_scene(options.files)
     config = _config(options, scene, recipe)
-    recipe = replace(recipe, head=config.head, spectral_path=config.spectral_path)
+    recipe = replace(recipe, head=config.head, spectral_path=config.spectral_path, dropout=config.dropout)
     split = split_labels(
         scene.labels,
         options.split,
@@ -150,7 +150,7 @@ def _config(options: TrainOptions, scene: LabelledScene, recipe: Recipe) -> Mode
             depth=options.depth,
             heads=options.heads,
             mlp_width=options.mlp_width,
-            dropout=options.dropout,
+            dropout=recipe.dropout if options.dropout is None else options.dropout,
             attention=options.attention,
             normalise=options.normalise,
             squaring=options.squaring,

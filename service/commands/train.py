@@ -65,7 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     network.add_argument("--depth", type=int, metavar="N", help="(%(default)s)")
     network.add_argument("--heads", type=int, metavar="N", help="(%(default)s)")
     network.add_argument("--mlp-width", type=int, metavar="N", help="(%(default)s)")
-    network.add_argument("--dropout", type=float, metavar="P", help="(%(default)s)")
+    network.add_argument("--dropout", type=float, metavar="P", help="(the recipe's)")
 
 
 def run(options: argparse.Namespace) -> int:
