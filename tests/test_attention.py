@@ -98,7 +98,7 @@ def test_additive_scores_follow_their_equation(name):
                 torch.testing.assert_close(found[0, head, i, j], expected)
 
 
-@pytest.mark.parametrize("at_once", [1, 70, 10_000])
+@pytest.mark.parametrize("at_once", [1, 45, 130, 10_000])
 def test_additive_gradients_do_not_depend_on_blocks(at_once, monkeypatch):
     monkeypatch.setitem(scores.NUMBERS_AT_ONCE, "cpu", at_once)
     torch.manual_seed(0)
@@ -116,6 +116,13 @@ def test_additive_gradients_do_not_depend_on_blocks(at_once, monkeypatch):
         torch.autograd.grad(found, learnt, outer), torch.autograd.grad(expected, learnt, outer), strict=True
     ):
         torch.testing.assert_close(ours, plain)
+
+
+def test_additive_scores_of_large_tokens_are_still_those_of_tanh():
+    weight = torch.tensor([[1.0]])
+    queries, keys = torch.tensor([[[40.0], [100.0], [30.0]]]), torch.tensor([[[-25.0], [-21.0], [-30.5]]])
+    found = scores.blockwise_added_tanh(queries, keys, weight)
+    torch.testing.assert_close(found, torch.tanh(queries + keys.transpose(1, 2)))
 
 
 def test_additive_scores_of_huge_tokens_are_numbers():

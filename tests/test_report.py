@@ -258,17 +258,37 @@ def test_every_group_of_table_two_holds_the_default_network_where_the_paper_has_
     assert names.count("16 x 16") == names.count("4 heads") == names.count("4 layers") == names.count("64") == 1
 
 
+def test_a_table_says_what_its_networks_were_judged_by(made):
+    ways = {"map": "Judged by the map that", "patches": "Judged pixel by pixel", None: "Judged pixel by pixel"}
+    for way, said in ways.items():
+        for seed, name in product(range(2), ("cosine", "additive")):
+            made.add(Cell("variants", name, "strong", ONE, seed), judged_by=way)
+        assert said in table_of(blocks_of(made, tables.score_functions)).note
+    made.add(Cell("variants", "cosine", "strong", ONE, 0), judged_by="map")
+    assert "cells that were made before" in table_of(blocks_of(made, tables.score_functions)).note
+
+
+def test_a_teacher_stands_beside_its_network_and_takes_no_time_of_its_own(made):
+    add_variants(made, {"svm": [20.3, 20.8]})
+    for seed in range(2):
+        made.add(Cell("variants", DEFAULT_VARIANT, "strong", ONE, seed), judged_by="map", teacher=4.0)
+    rows = {row.name: row for row in table_of(blocks_of(made, tables.beside_baselines)).rows}
+    assert list(rows) == ["ours (strong), teacher alone", "ours (strong), map", "SVM"]
+    assert rows["ours (strong), teacher alone"].entries[-1].text == ""
+    assert rows["ours (strong), map"].entries[-1].text != ""
+
+
 def test_ingredients_stand_under_what_was_taken_out_and_put_in(made):
     made.add_table_one([ONE], ["strong"], 2, (DEFAULT_VARIANT,))
     for name, seed in product(("mixing", "no_teacher", "no_symmetries"), range(2)):
         made.add(Cell("ingredients", name, "strong", ONE, seed))
     blocks = blocks_of(made, tables.ingredients)
     assert [row.name for row in table_of(blocks).rows] == [
-        "Taken out", "default", "teacher: labels alone", "rotations and flips",
+        "Taken out", "default", "teacher: labelled patches alone", "rotations and flips",
         "Put in", "default", "mixing of patches",
     ]  # fmt: skip
     assert any(isinstance(block, Picture) for block in blocks)
-    assert "of Ingredients differs" in findings_of(blocks) or "Beyond noise" in findings_of(blocks)
+    assert "No change of Ingredients differs from the default beyond noise" in findings_of(blocks)
 
 
 def test_table_two_without_the_default_network_still_shows_its_rows(made):

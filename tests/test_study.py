@@ -40,7 +40,7 @@ from training.summary import compare_published, summarise_study
 ONE_PERCENT = Amount(fraction=0.01)
 CELL_KEYS = {
     "id", "part", "name", "label", "group", "recipe", "amount", "seed", "split", "scores", "confusion", "mapped",
-    "calibration", "chosen", "weights", "seconds", "settings", "judged_by", "teacher", "code_version",
+    "calibration", "chosen", "weights", "seconds", "settings", "judged_by", "teacher", "bfloat16", "code_version",
 }  # fmt: skip
 
 
@@ -455,6 +455,13 @@ def test_cells_of_a_recipe_that_has_changed_since_are_told_of(files, tmp_path):
         run_study(options, say=said.append)
         told = [line for line in said if "other settings of the recipe paper" in line and "cells/*-paper-*" in line]
         assert bool(told) is is_told
+    (path,) = (tmp_path / "study" / "cells").glob("*-paper-*.json")
+    document = json.loads(path.read_text())
+    for settings in (None, document["settings"] | {"a_setting_of_yore": 1}):
+        path.write_text(json.dumps(document | {"settings": settings}))
+        said = []
+        run_study(options, say=said.append)
+        assert any("or do not say with which" in line for line in said)
 
 
 @pytest.mark.usefixtures("quick")
@@ -487,7 +494,7 @@ def test_ingredients_run_and_say_what_they_are(name, scene):
     assert document["group"] == INGREDIENTS[name].group
     assert document["settings"] == asdict(recipe_of(cell))
     assert (document["teacher"] is None) is (name == "no_teacher")
-    assert document["judged_by"] == ("patches" if name == "pooled_head" else "map")
+    assert document["judged_by"] == "map"
 
 
 @pytest.mark.usefixtures("quick")

@@ -87,8 +87,15 @@ def test_so_many_labels_of_every_class_are_found_again(data):
     assert json.loads(judged.stdout)["training_pixels_left_out"] == 3 * classes
 
 
+def test_a_class_with_too_few_labels_is_named(data):
+    done = train(data, "--epochs", 1, "--per-class", 400)
+    assert done.returncode == 0
+    assert re.search(r"warning: fewer than 400 pixels train of .*1 \(\d+\), ", done.stderr)
+    assert "at most half of a class does" in done.stderr
+
+
 def test_one_amount_of_labels_is_asked_for(data):
-    assert "not allowed with argument --train-pixels" in train(data, "--per-class", 3, "--train-pixels", 9).stderr
+    assert "not allowed with argument --per-class" in train(data, "--per-class", 3, "--train-pixels", 9).stderr
 
 
 def test_ctrl_c_leaves_a_checkpoint_that_resume_ends_with_the_same_bundle(data):

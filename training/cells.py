@@ -17,7 +17,7 @@ from training.datasets import LabelledScene
 from training.evaluate import score
 from training.fit import Fitted, centre_logits, choose_device, fit
 from training.inspection import Mapper, SceneMap, bundle_of, draw_arrays, softmax
-from training.patches import PatchSource
+from training.patches import PatchSource, is_fast_in_bfloat16
 from training.plan import DEFAULT_VARIANT, Cell
 from training.recipes import RECIPES, Recipe
 from training.splits import Pixels, Split, draw_some
@@ -60,8 +60,9 @@ def run_cell(
     note("judging")
     network, truth = fitted.network, scene.labels[tuple(split.test.T)]
     source = PatchSource(scene, network.config.patch_px, choose_device(device))
-    is_map_judged = network.config.head == "token"
-    # Such a network answers for whole patches, and is judged by the map that they make; its calibration needs fewer.
+    # A network that answers for whole patches is judged by the map that they make, and so is what it is compared with
+    # ingredient by ingredient. Calibration needs fewer pixels.
+    is_map_judged = network.config.head == "token" or cell.part == "ingredients"
     asked = draw_some(np.arange(len(split.test)), CALIBRATION_PIXELS if is_map_judged else None, cell.seed)
     with Stopwatch() as predicting:
         logits = centre_logits(network.to(source.pixels.device), source, split.test[asked])
@@ -82,6 +83,7 @@ def run_cell(
         "chosen": None if fitted.choice is None else fitted.choice.record(),
         "teacher": None if fitted.lesson is None else _judge_teacher(fitted.lesson, scene, split),
         "settings": asdict(recipe_of(cell)),
+        "bfloat16": is_fast_in_bfloat16(source.pixels.device),
         "weights": sum(weight.numel() for weight in network.parameters()),
         "seconds": {"fit": fitting.seconds, "predict": predicting.seconds, "map": mapping.seconds},
     }
@@ -216,6 +218,7 @@ def describe_cell(cell: Cell, split: Split) -> dict[str, Any]:
         "chosen": None,
         "teacher": None,
         "settings": None,
+        "bfloat16": None,
         "judged_by": None,
         "weights": None,
         "code_version": version("hyperscene"),

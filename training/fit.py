@@ -1,4 +1,4 @@
-"""Fitting a network: recipes, augmentation, the training loop, and checkpoints to go on from."""
+"""Fitting a network: what it learns from, the training loop, and checkpoints to go on from."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from training.patches import (
     Batch,
     PatchSource,
     draw_batches,
-    draw_kept,
     gather_patches,
     is_fast_in_bfloat16,
+    looked_at,
     micro_batch,
     patches_in_epoch,
 )
@@ -80,7 +80,8 @@ def fit(
 ) -> Fitted:
     """Train a network; with `checkpoint`, every epoch ends with a file that `resume` goes on from.
 
-    Where it is watched, reports say how the validation pixels do; nothing is decided by that.
+    Where it is watched, reports say how the validation pixels do by the weights of the moment; nothing is decided by
+    that.
     """
     where = choose_device(device)
     torch.manual_seed(seed)
@@ -94,24 +95,22 @@ def fit(
     restored: dict[str, Any] = {}
     if resume and checkpoint is not None:
         restored = _load(checkpoint, network, optimiser, fingerprint)
-    done = int(restored.get("epochs_done", 0))
+    done: int = restored.get("epochs_done", 0)
+    everywhere = torch.from_numpy(np.argwhere(scene.valid)).to(where)
     lesson = None
     if recipe.taught:
         say(f"making a teacher for the whole scene from {len(split.train)} labels")
         lesson = teach(scene, split, seed)
         say(str(lesson.choice))
-        targets = torch.from_numpy(lesson.probabilities).to(where)
-        centers = torch.from_numpy(np.argwhere(scene.valid)).to(where)
+        targets, centers = torch.from_numpy(lesson.probabilities).to(where), everywhere
         patches = patches_in_epoch(recipe, centers)
     else:
-        targets = training_targets(scene, split).to(where)
-        centers = torch.from_numpy(split.train).to(where)
+        targets, centers = training_targets(scene, split).to(where), torch.from_numpy(split.train).to(where)
         patches = len(centers)
     source = PatchSource(scene, config.patch_px, where)
     if recipe.pretraining_epochs and not done:
-        say(f"guessing hidden spectra for {recipe.pretraining_epochs} epochs")
-        everywhere = torch.from_numpy(np.argwhere(scene.valid)).to(where)
-        pretrain(network, source, everywhere, replace(recipe, epochs=recipe.pretraining_epochs), seed)
+        off = pretrain(network, source, everywhere, replace(recipe, epochs=recipe.pretraining_epochs), seed)
+        say(f"guessed hidden spectra; {100 * off:.0f} % of their variance is left unexplained")
     average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(recipe.averaging)) if recipe.averaging else None
     if average is not None and "average" in restored:
         average.load_state_dict(restored["average"])
@@ -181,16 +180,14 @@ def _update(
 ) -> float:
     """One optimiser step; the gradient is gathered over micro-batches and equals that of the whole batch.
 
-    `targets` are classes of the scene's pixels, -1 where nothing is known, or probabilities of them.
+    Only mixing knows of micro-batches: patches are mixed inside of them. `targets` are classes of the scene's pixels,
+    -1 where nothing is known, or probabilities of them.
     """
     config, device = network.config, batch.places.device
     generator = torch.Generator(device).manual_seed(batch.seed)
-    kept = draw_kept(config, recipe, generator)
-    places = batch.places.flatten(1)  # (n, tokens)
-    if kept is not None:
-        places = places[:, kept]
+    places, kept = looked_at(batch, config, recipe, generator)
     asked = answering(places, config, kept)  # (n,), or (n, tokens) for the head `token`
-    micro = micro_batch(places.shape[1]) if device.type == "cpu" else len(places)
+    micro = micro_batch(places)
     supervised = asked.numel() if recipe.taught else int((targets[asked] >= 0).sum())
     optimiser.zero_grad()
     total = 0.0
@@ -204,12 +201,8 @@ def _update(
         with torch.autocast(device.type, torch.bfloat16, enabled=is_fast_in_bfloat16(device)):
             logits = network.answer(spectra, kept).float().flatten(0, -2)
         smoothing = 0.0 if recipe.taught else recipe.label_smoothing
-        loss = (
-            torch.stack(
-                [share * _surprise(logits, targets[asked_for.flatten()], smoothing) for share, asked_for in shares]
-            ).sum()
-            / supervised
-        )
+        surprises = [share * _surprise(logits, targets[asked_for.flatten()], smoothing) for share, asked_for in shares]
+        loss = torch.stack(surprises).sum() / supervised
         loss.backward()
         total += float(loss.detach())
     torch.nn.utils.clip_grad_norm_(network.parameters(), recipe.clip_norm)
@@ -312,7 +305,7 @@ def _load(
     require_checkpoint(path)
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        made_with = state["fingerprint"]
+        made_with, _ = state["fingerprint"], int(state["epochs_done"])
     except Exception as error:  # torch's reader raises whatever its bytes lead it into
         raise OptionsUnusable(f"the checkpoint {path} is damaged: delete it and start without --resume") from error
     other = [part for part, value in fingerprint.items() if made_with.get(part) != value]

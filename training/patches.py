@@ -76,9 +76,18 @@ def draw_batches(
         yield Batch(source.places(patch_centers, symmetry), int(torch.randint(0, 2**31, (1,))))
 
 
-def micro_batch(tokens: float) -> int:
-    """How many patches of so many tokens go through the network at once on a CPU."""
-    return max(1, int(CPU_TOKENS_AT_ONCE // tokens))
+def micro_batch(places: Tensor) -> int:
+    """How many of the patches (n, tokens) go through the network at once: on a GPU all."""
+    return max(1, CPU_TOKENS_AT_ONCE // places.shape[1]) if places.device.type == "cpu" else len(places)
+
+
+def looked_at(
+    batch: Batch, config: ModelConfig, recipe: Recipe, generator: torch.Generator
+) -> tuple[Tensor, Tensor | None]:
+    """Places (n, tokens) of the pixels that a step looks at, and which tokens of a patch those are, None for all."""
+    kept = draw_kept(config, recipe, generator)
+    places = batch.places.flatten(1)
+    return (places if kept is None else places[:, kept]), kept
 
 
 def draw_kept(config: ModelConfig, recipe: Recipe, generator: torch.Generator) -> Tensor | None:
@@ -99,7 +108,7 @@ def gather_patches(network: Transformer, source: PatchSource, centers: Pixels) -
     """Patches round the centres, as many at once as suits the device, for a network that only answers."""
     network.eval()
     device = source.pixels.device
-    at_once = micro_batch(network.config.patch_px**2) if device.type == "cpu" else CUDA_PREDICT_BATCH
+    at_once = max(1, CPU_TOKENS_AT_ONCE // network.config.patch_px**2) if device.type == "cpu" else CUDA_PREDICT_BATCH
     with torch.inference_mode():
         for chunk in torch.from_numpy(centers).split(at_once):
             if len(chunk):
@@ -108,6 +117,6 @@ def gather_patches(network: Transformer, source: PatchSource, centers: Pixels) -
 
 @cache
 def is_fast_in_bfloat16(device: torch.device) -> bool:
-    """Whether products of a training step are taken in half the bits; sums, softmax and weights keep all of theirs."""
+    """Whether a training step computes in half the bits, where torch thinks that safe; weights keep all of theirs."""
     capabilities = torch.cpu.get_capabilities()
     return device.type == "cuda" or bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))

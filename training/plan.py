@@ -47,7 +47,7 @@ class Amount:
     def label(self) -> str:
         """The amount for people."""
         if self.train_pixels is not None:
-            return f"{self.train_pixels} label{'s' * (self.train_pixels != 1)}"
+            return f"{self.train_pixels:,} label{'s' * (self.train_pixels != 1)}"
         if self.per_class is not None:
             return f"{self.per_class} label{'s' * (self.per_class != 1)} a class"
         return f"{100 * (self.fraction or 0):g} %"
@@ -105,7 +105,7 @@ class Ingredient:
 
 
 INGREDIENTS: dict[str, Ingredient] = {
-    "no_teacher": Ingredient("Taken out", "teacher: labels alone", {"taught": False}),
+    "no_teacher": Ingredient("Taken out", "teacher: labelled patches alone", {"taught": False}),
     "no_spectral_path": Ingredient("Taken out", "spectral path", {"spectral_path": False}),
     "pooled_head": Ingredient("Taken out", "token head: one answer a patch", {"head": "pooled"}),
     "no_symmetries": Ingredient("Taken out", "rotations and flips", {"symmetries": False}),

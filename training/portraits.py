@@ -180,9 +180,9 @@ def calibration(study: Study, prefix: str) -> Iterator[Block]:
             "Expected calibration error (ECE), in percent",
             ["recipe and labels", "before", "after", "temperature", "networks"],
             rows,
-            "How far confidence and the share of right answers lie apart on the test pixels, before and after the "
-            "logits are divided by a temperature that was fitted to the validation pixels. Means over score functions "
-            "and seeds.",
+            "How far confidence and the share of right answers lie apart on test pixels (at most 2,000 of them where "
+            "a network is judged by its map), each by a patch of its own, before and after the logits are divided by a "
+            "temperature that was fitted to the validation pixels. Means over score functions and seeds.",
         )
         yield Paragraph(_whether_it_helped(helped), is_finding=True)
     for cell, name in _portraits(study):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.architecture import Transformer
-from training.patches import PatchSource, draw_batches, draw_kept, is_fast_in_bfloat16, micro_batch, patches_in_epoch
+from training.patches import PatchSource, draw_batches, is_fast_in_bfloat16, looked_at, micro_batch, patches_in_epoch
 from training.recipes import Recipe, learning_rate
 
 HIDDEN_SHARE = 0.5  # of the tokens that a step looks at
@@ -50,18 +50,16 @@ def pretrain(network: Transformer, source: PatchSource, centers: Tensor, recipe:
     )
     off = 1.0
     for number, batch in enumerate(batches):
-        kept = draw_kept(config, recipe, generator)
-        places = batch.places.flatten(1)
-        places = places if kept is None else places[:, kept]
+        places, kept = looked_at(batch, config, recipe, generator)
         is_hidden = torch.rand(places.shape, generator=generator, device=device) < HIDDEN_SHARE
-        at_once = micro_batch(places.shape[1]) if device.type == "cpu" else len(places)
+        at_once, guessed = micro_batch(places), max(1, int(is_hidden.sum())) * config.bands
         optimiser.zero_grad()
         off = 0.0
         for some, hidden in zip(places.split(at_once), is_hidden.split(at_once), strict=True):
             spectra = source.pixels[some]
             with torch.autocast(device.type, torch.bfloat16, enabled=is_fast_in_bfloat16(device)):
                 guesses = guesser(spectra, hidden, kept)
-            loss = F.mse_loss(guesses.float(), spectra[hidden]) * len(some) / len(places)
+            loss = F.mse_loss(guesses.float(), spectra[hidden], reduction="sum") / guessed
             loss.backward()
             off += float(loss.detach())
         nn.utils.clip_grad_norm_(guesser.parameters(), recipe.clip_norm)

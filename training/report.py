@@ -181,7 +181,8 @@ def _overview_table(found: dict[Line, dict[str, Method]], rivalries: Rivalries, 
         ["to train on", *labels, *(["ours minus best baseline"] if rivalries else [])],
         rows,
         f"{over}{fewer}. {MARKS} 'Ours' is the paper's network with cosine squared attention, by recipe; 'map' is the "
-        f"map that the service delivers, the others answer pixel by pixel.{compared}",
+        "map that the service delivers, 'teacher alone' what the network learnt from; the others answer pixel by "
+        f"pixel.{compared}",
     )
 
 

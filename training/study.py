@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -21,7 +21,7 @@ from training.cells import default_config, recipe_of, run_cell
 from training.datasets import LabelledFiles, LabelledScene, load_labelled_scene
 from training.fit import choose_device, separation_px
 from training.folder import FORMAT, LOCK_POLL_S, StudyFolder, claimed, note_work, read_study, write_arrays, write_json
-from training.plan import ABLATIONS, DEFAULT_RECIPE, Amount, Asked, Cell, plan_cells
+from training.plan import ABLATIONS, DEFAULT_RECIPE, INGREDIENTS, Amount, Asked, Cell, plan_cells
 from training.published import PUBLISHED, load_published
 from training.recipes import RECIPES, Recipe
 from training.splits import Split, SplitName, split_labels
@@ -115,11 +115,14 @@ def _require_usable(options: StudyOptions) -> None:
 
 def _warnings(options: StudyOptions, scene: LabelledScene) -> list[str]:
     """What a reader of the tables should know: all cells share a split, which keeps the default patches apart."""
-    apart = separation_px(default_config(scene), RECIPES[DEFAULT_RECIPE])
+    default = RECIPES[DEFAULT_RECIPE]
+    apart = separation_px(default_config(scene), default)
+    networks = {name: (dict(ABLATIONS[name].change), default) for name in options.asked.ablations}
+    networks |= {name: ({}, replace(default, **INGREDIENTS[name].change)) for name in options.asked.ingredients}
     too_near = [
         name
-        for name in options.asked.ablations
-        if separation_px(default_config(scene, dict(ABLATIONS[name].change)), RECIPES[DEFAULT_RECIPE]) > apart
+        for name, (change, recipe) in networks.items()
+        if separation_px(replace(default_config(scene, change), head=recipe.head), recipe) > apart
     ]
     if options.split == "random" or not too_near:
         return []

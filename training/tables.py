@@ -77,7 +77,7 @@ def _baseline_table(study: Study, amount: Amount) -> Iterator[Block]:
     chosen, against = headline(ours), compare_headline(study, amount)
     assert chosen is not None
     leads = {found.second.label: difference(found) for found in against} | {chosen.label: "reference"}
-    seconds = {method.label: mean_fit_seconds(method) for method in methods}
+    seconds = {method.label: "" if method.is_teacher else mean_fit_seconds(method) for method in methods}
     yield Table(
         f"Ours beside the baselines, {labels_of(study, amount)}",
         ["method", "OA", "AA", "kappa", f"lead in OA of {chosen.label}", "seconds to fit"],
@@ -303,6 +303,7 @@ def _changes_table(study: Study, part: str, title: str, amount: Amount, recipe: 
     changed = [method for methods in groups.values() for method in methods]
     default = next((one for one in study.variants(amount, recipe) if one.cells[0]["name"] == DEFAULT_VARIANT), None)
     against = [found.turned for found in compare_with(default, changed)] if default else []
+    rivals = [default, *changed] if default else changed
     by_group = {
         group: {found.first.label: found for found in against if found.first in methods}
         for group, methods in groups.items()
@@ -320,7 +321,7 @@ def _changes_table(study: Study, part: str, title: str, amount: Amount, recipe: 
         f"{title}, recipe {recipe}, {labels_of(study, amount)}",
         ["configuration", "OA", "AA", "kappa", "OA against the default"],
         rows,
-        f"One thing at a time differs from the default. {over_seeds(changed)} {judged(changed)} Within each "
+        f"One thing at a time differs from the default. {over_seeds(changed)} {judged(rivals)} Within each "
         f"group: {MARKS} {NOISE}",
     )
     if against:
@@ -355,4 +356,4 @@ def _changes_figure(by_group: Mapping[str, Mapping[str, Comparison]]) -> Figure:
             figures.Margin(f"{group}: {label}", found.by_seed, found.is_beyond_noise)
             for label, found in changes.items()
         ]
-    return figures.margins(margins, "difference from the default network, points of overall accuracy", breaks)
+    return figures.margins(margins, "difference from the default, points of overall accuracy", breaks)

@@ -9,6 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from model.architecture import Head, ModelConfig, Positions
 from model.attention import Normalise, Squaring
 from model.bundle import Bundle, open_session
@@ -98,7 +100,7 @@ def train(
         options.per_class,
     )
     say(_summary(scene, split))
-    for warning in scene.warnings + _split_warnings(scene, split, options.train_pixels):
+    for warning in scene.warnings + _split_warnings(scene, split, options):
         say(f"warning: {warning}")
     fitted = fit(
         scene, split, config, recipe, options.seed, options.device, options.checkpoint, options.resume, report, say
@@ -162,8 +164,17 @@ def _config(options: TrainOptions, scene: LabelledScene, recipe: Recipe) -> Mode
         raise OptionsUnusable(str(error)) from error
 
 
-def _split_warnings(scene: LabelledScene, split: Split, train_pixels: int | None) -> tuple[str, ...]:
-    warnings = []
+def _split_warnings(scene: LabelledScene, split: Split, options: TrainOptions) -> tuple[str, ...]:
+    warnings, train_pixels, per_class = [], options.train_pixels, options.per_class
+    if per_class is not None:
+        drawn = np.bincount(scene.labels[tuple(split.train.T)], minlength=len(scene.legend) + 1)[1:]
+        named = zip(scene.legend, drawn, strict=True)
+        few = [f"{entry.name} ({count})" for entry, count in named if count < per_class]
+        if few:
+            warnings.append(
+                f"fewer than {per_class} pixels train of {', '.join(few)}: at most half of a class does, and no more "
+                "than lie in the training blocks"
+            )
     if train_pixels is not None and len(split.train) != train_pixels:
         why = "at least one of every class" if len(split.train) > train_pixels else "all that the training blocks have"
         warnings.append(f"{len(split.train)} pixels train instead of {train_pixels}: {why}")

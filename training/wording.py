@@ -126,7 +126,7 @@ def judged(methods: Sequence[Method]) -> str:
         return "Judged by the map that the service delivers."
     if ways == {"patches"}:
         return "Judged pixel by pixel, each by a patch of its own."
-    return "Judged by the map that the service delivers, or pixel by pixel where cells are older."
+    return "Judged by the map that the service delivers; cells that were made before that was so, pixel by pixel."
 
 
 def mean_fit_seconds(method: Method) -> str:

@@ -242,10 +242,10 @@ def _line(row: dict[str, Any]) -> str:
     name = f"{row['group']}: {row['label']}" if row["group"] else row["label"]
     names = {"OA": "oa", "AA": "aa", "kappa": "kappa"}
     figures = [f"{word} {_spread(row['scores'][metric])}" for word, metric in names.items()]
-    if row["mapped"]:
+    if row["mapped"] and row["mapped"] != row["scores"]:  # not where a network is judged by its map
         figures.append(f"map OA {_spread(row['mapped']['oa'])}")
     seeds = f"{len(row['seeds'])} seed{'s' * (len(row['seeds']) != 1)}"
-    return f"{row['part']:<9}  {name:<36}  {row['recipe'] or '-':<6}  {labels:>10}  {'  '.join(figures)}  ({seeds})"
+    return f"{row['part']:<11}  {name:<44}  {row['recipe'] or '-':<6}  {labels:>16}  {'  '.join(figures)}  ({seeds})"
 
 
 def _spread(found: dict[str, float]) -> str:

@@ -38,7 +38,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     learning.add_argument("--fraction", type=float, help="share of each class to train on (%(default)s)")
     amount = learning.add_mutually_exclusive_group()
     amount.add_argument("--train-pixels", type=int, metavar="N", help="train on so many pixels in all instead")
-    amount.add_argument("--per-class", type=int, metavar="N", help="train on so many pixels of every class instead")
+    amount.add_argument(
+        "--per-class", type=int, metavar="N", help="train on so many pixels of every class instead, at most half of it"
+    )
     learning.add_argument("--val-fraction", type=float, help="share of each class to validate on (%(default)s)")
     learning.add_argument("--test-pixels", type=int, metavar="N", help="score at most N, drawn at random (all)")
     learning.add_argument("--split", choices=SPLITS, help="spatial: test a patch away from any label (%(default)s)")
