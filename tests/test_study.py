@@ -567,7 +567,7 @@ def test_the_command_prints_means_over_seeds_and_writes_json(files, tmp_path):
     done = run(*asked_for(files, output, "--baselines", "svm", "--seeds", 2, "--json", tmp_path / "s.json"))
     assert done.returncode == 0, done.stderr
     first, *_, last = done.stdout.splitlines()
-    assert re.fullmatch(r"baselines  SVM +-  +5 %  OA \S+ ± \S+  AA \S+ ± \S+  kappa \S+ ± \S+  \(2 seeds\)", first)
+    assert re.fullmatch(r"baselines +SVM +-  +5 %  OA \S+ ± \S+  AA \S+ ± \S+  kappa \S+ ± \S+  \(2 seeds\)", first)
     assert last.startswith(f"{output}/report.html")
     written = json.loads((tmp_path / "s.json").read_text())
     assert written["split"] == "random"

@@ -351,10 +351,9 @@ def test_an_address_of_nothing_says_so(page, colored, address):
 def test_tiles_of_map_and_scene_are_drawn_over_each_other(page, colored, mapped):
     open_job(page, colored, mapped)
     expect(page.locator(".leaflet-tile-pane img").first).to_be_visible()
-    drawn = page.evaluate(
-        """() => [...document.querySelectorAll(".leaflet-result-pane img, .leaflet-tile-pane img")]
-            .map((image) => image.naturalWidth)"""
-    )
+    tiles = '[...document.querySelectorAll(".leaflet-result-pane img, .leaflet-tile-pane img")]'
+    page.wait_for_function(f"() => {tiles}.length && {tiles}.every((image) => image.complete)")
+    drawn = page.evaluate(f"() => {tiles}.map((image) => image.naturalWidth)")
     assert drawn
     assert set(drawn) == {256}
 
