@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from model import attention as scores
-from model.attention import NORMALISE, SQUARING, VARIANTS, CosineScore, DotScore, MultiHeadAttention, unit
+from model.attention import NORMALISE, SQUARING, VARIANTS, CosineScore, DotScore, MultiHeadAttention, square, unit
 
 WIDTH, HEADS, TOKENS = 16, 4, 9
 
@@ -193,6 +193,17 @@ def test_cosine_squared_weights_stay_within_a_factor_of_e():
 def test_unit_vectors_have_length_one_and_zero_stays_zero():
     lengths = unit(torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-4, 0.0]])).norm(dim=-1)
     torch.testing.assert_close(lengths, torch.tensor([1.0, 0.0, 1.0]))
+
+
+def test_gradients_of_unit_vectors_and_squares_are_those_of_their_equations():
+    torch.manual_seed(0)
+    vectors = torch.randn(2, 3, 4, 5, dtype=torch.float64).transpose(1, 2).requires_grad_()
+    assert torch.autograd.gradcheck(unit, vectors)
+    assert torch.autograd.gradcheck(square, vectors)
+    # Shorter than any direction: scaled by a constant, whatever turns it.
+    short = torch.full((3,), 1e-9, dtype=torch.float64, requires_grad=True)
+    unit(short).backward(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    assert torch.allclose(short.grad, 1e6 * torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", [name for name, variant in VARIANTS.items() if variant.crossed])

@@ -8,7 +8,7 @@ import pytest
 
 from tests import scenes
 from training.splits import Split, split_labels
-from training.teacher import PULLS, Graph, Spectra, matched_folds, teach
+from training.teacher import PULLS, Graph, RememberingTeacher, Spectra, matched_folds, teach
 
 ROWS, COLS, BANDS = 48, 40, 8
 
@@ -79,6 +79,17 @@ def test_a_seed_gives_the_same_lesson():
     first, again = teach(scene, split, 3), teach(scene, split, 3)
     assert first.choice == again.choice
     np.testing.assert_array_equal(first.probabilities, again.probabilities)
+
+
+def test_a_lesson_is_remembered_until_another_is_asked_for():
+    scene = noisy_scene(1.0)
+    split, other = (split_labels(scene.labels, "random", 0.02, 0.0, seed, 5) for seed in (0, 1))
+    ask = RememberingTeacher()
+    first = ask(scene, split, 0)
+    assert ask(scene, split, 0) is first
+    for changed in ((replace(scene, cube=scene.cube + 1), split, 0), (scene, other, 0), (scene, split, 1)):
+        np.testing.assert_array_equal(ask(*changed).probabilities, teach(*changed).probabilities)
+    np.testing.assert_array_equal(ask(scene, split, 0).probabilities, first.probabilities)
 
 
 @pytest.mark.parametrize("labels_per_class", [1, 2])

@@ -22,7 +22,7 @@ from training.plan import DEFAULT_VARIANT, Cell
 from training.recipes import RECIPES, Recipe
 from training.splits import Pixels, Split, draw_some
 from training.statistics import Bins, calibration_error, reliability_bins
-from training.teacher import Lesson
+from training.teacher import Lesson, Teach, teach
 
 CALIBRATION_PIXELS = 2000  # test pixels that say how sure single patches are, where all are judged by a map
 
@@ -47,6 +47,7 @@ def run_cell(
     device: str,
     note: Callable[[str], None] = lambda _: None,
     test_pixels: int | None = None,
+    teach: Teach = teach,
 ) -> Finished:
     """Fit and judge, by all test pixels or so many of them; `note` is told how far it is."""
     split = replace(drawn, test=draw_some(drawn.test, test_pixels, cell.seed))
@@ -56,7 +57,7 @@ def run_cell(
         scene = add_noise(scene, cell.noise_db, cell.seed)
     with Stopwatch() as fitting:
         # How many pixels are judged must not change what is learnt.
-        fitted = fit_cell(scene, drawn, default_config(scene, cell.change), cell, device, note)
+        fitted = fit_cell(scene, drawn, default_config(scene, cell.change), cell, device, note, teach)
     note("judging")
     network, truth = fitted.network, scene.labels[tuple(split.test.T)]
     source = PatchSource(scene, network.config.patch_px, choose_device(device))
@@ -153,6 +154,7 @@ def fit_cell(
     cell: Cell,
     device: str,
     note: Callable[[str], None] = lambda _: None,
+    teach: Teach = teach,
 ) -> Fitted:
     """The one place where a study fits networks."""
     recipe = recipe_of(cell)
@@ -165,6 +167,7 @@ def fit_cell(
         device,
         report=lambda epoch: note(f"epoch {epoch.epoch}/{epoch.epochs}"),
         is_watched=False,
+        teach=teach,
     )
 
 

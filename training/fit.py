@@ -35,7 +35,7 @@ from training.patches import (
 from training.pretraining import pretrain
 from training.recipes import Recipe, learning_rate
 from training.splits import Pixels, Split
-from training.teacher import Choice, Lesson, teach
+from training.teacher import Choice, Lesson, Teach, teach
 
 VALIDATIONS = 20  # times over a run that the validation pixels are looked at
 
@@ -77,6 +77,7 @@ def fit(
     report: Callable[[EpochReport], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
     is_watched: bool = True,
+    teach: Teach = teach,
 ) -> Fitted:
     """Train a network; with `checkpoint`, every epoch ends with a file that `resume` goes on from.
 

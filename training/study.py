@@ -26,6 +26,7 @@ from training.published import PUBLISHED, load_published
 from training.recipes import RECIPES, Recipe
 from training.splits import Split, SplitName, split_labels
 from training.summary import read_cells
+from training.teacher import RememberingTeacher
 
 POLL_S = 2.0  # between looks at cells that other processes work on
 
@@ -71,7 +72,7 @@ def run_study(
     write_report = report_writer()
     cells = plan_cells(options.asked)
     scene = options.load()
-    splits = Splits(options, scene)
+    splits, teach = Splits(options, scene), RememberingTeacher()
     for cell in cells:
         splits.of(cell)  # one that cannot be drawn is refused now, not hours later
     folder = open_study(options, scene)
@@ -81,7 +82,7 @@ def run_study(
     say(f"{options.output}: {done} of {len(cells)} cells are done")
 
     def work(cell: Cell, note: Callable[[str], None]) -> None:
-        finished = run_cell(cell, scene, splits.of(cell), options.device, note, options.test_pixels)
+        finished = run_cell(cell, scene, splits.of(cell), options.device, note, options.test_pixels, teach)
         if finished.arrays is not None:
             write_arrays(folder.arrays(cell), finished.arrays)
         write_json(folder.cell(cell), finished.document)
