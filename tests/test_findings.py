@@ -62,8 +62,9 @@ def test_methods_without_a_common_seed_are_not_compared():
     assert compare([(method("a", 90), method("b", 80, first_seed=1))]) == []
 
 
-def test_one_seed_is_never_beyond_noise():
-    found = compare([(method("a", 99), method("b", 10))])[0]
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_one_seed_or_two_are_never_beyond_noise(seeds):
+    found = compare([(method("a", *[99] * seeds), method("b", *[10] * seeds))])[0]
     assert found.p is None
     assert not found.is_beyond_noise
 

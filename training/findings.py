@@ -21,6 +21,7 @@ from training.summary import read_cells
 
 METRICS = ("oa", "aa", "kappa")
 NOISE_P = 0.05  # a difference is beyond noise where its corrected p lies below
+FEWEST_SEEDS = 3  # of a test: two differences that happen to be alike look like certainty
 
 Record = Mapping[str, Any]
 
@@ -208,7 +209,7 @@ def compare(pairs: Sequence[tuple[Method, Method]]) -> list[Comparison]:
         seeds = sorted(set(first.seeds) & set(second.seeds))
         if seeds:
             sides.append((first, second, first.values(seeds=seeds), second.values(seeds=seeds)))
-    tested = [paired_p(ours, theirs) if len(ours) > 1 else None for _, _, ours, theirs in sides]
+    tested = [paired_p(ours, theirs) if len(ours) >= FEWEST_SEEDS else None for _, _, ours, theirs in sides]
     corrected = iter(holm([p for p in tested if p is not None]))
     return [
         Comparison(first, second, tuple(np.subtract(ours, theirs).tolist()), None if p is None else next(corrected))

@@ -124,7 +124,7 @@ VERDICTS: tuple[tuple[str, Callable[[Comparison], bool]], ...] = (
         "Ours and the best baseline cannot be told apart",
         lambda found: found.p is not None and not found.is_beyond_noise,
     ),
-    ("One seed in common, too few for a test", lambda found: found.p is None),
+    ("Too few seeds in common for a test", lambda found: found.p is None),
 )
 Line = tuple[Study, Amount]
 Rivalries = dict[Line, Comparison]

@@ -93,7 +93,7 @@ def _against(chosen: Method, against: Sequence[Comparison]) -> str:
         "is beyond noise above": [found for found in against if found.is_beyond_noise and found.difference > 0],
         "is beyond noise below": [found for found in against if found.is_beyond_noise and found.difference <= 0],
         "cannot be told apart from": [found for found in against if found.p is not None and not found.is_beyond_noise],
-        "has one seed in common, too few for a test, with": [found for found in against if found.p is None],
+        "has too few seeds in common for a test with": [found for found in against if found.p is None],
     }
     said = [
         f"{kind} {listed([f'{found.second.label} ({points(found.difference)})' for found in of_kind])}"
@@ -165,7 +165,8 @@ def _verdict(leader: Method, methods: Sequence[Method], compared: Sequence[Compa
     beyond = [found for found in tested if found.is_beyond_noise]
     name = f"{leader.label[0].upper()}{leader.label[1:]}"
     if not tested:
-        return f"{name} has the highest mean, but one seed cannot be told from noise: this is no ranking."
+        seeds = counted(len(leader.seeds), "seed")
+        return f"{name} has the highest mean, but {seeds} cannot be told from noise: this is no ranking."
     if not beyond:
         return (
             f"No two score functions differ beyond noise ({len(tested)} pairs, {counted(len(leader.seeds), 'seed')}): "

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from training.findings import METRICS, NOISE_P, Comparison, Method, Record, Study, complete
+from training.findings import FEWEST_SEEDS, METRICS, NOISE_P, Comparison, Method, Record, Study, complete
 from training.pages import Entry, Row
 from training.plan import Amount
 from training.statistics import marks
@@ -15,8 +15,8 @@ MARKS = "① best, ② second, ③ third, by the mean."
 NOISE = "● beyond noise, ○ within."
 HOW_TESTED = (
     "Beyond noise means: a paired t-test over seeds (both sides learn from the same labels and are judged by the same "
-    f"pixels), corrected after Holm for all comparisons of its table, gives p < {NOISE_P}. It speaks of other draws of "
-    "labels from this scene, not of other scenes."
+    f"pixels), corrected after Holm for all comparisons of its table, gives p < {NOISE_P}. Fewer than "
+    f"{FEWEST_SEEDS} seeds are not tested. It speaks of other draws of labels from this scene, not of other scenes."
 )
 
 
