@@ -230,6 +230,24 @@ def test_a_mean_over_fewer_seeds_is_told_and_not_marked(made):
     assert rows["dot product"].entries[0].rank == 1
 
 
+def test_one_that_is_ahead_by_seeds_is_compared_over_those_that_others_have_too(made):
+    errors = {"cosine_squared": [2, 2.1, 2, 50, 50], "cosine": [4, 4.2, 4], "svm": [9, 9, 9, 60, 60]}
+    add_variants(made, errors)
+    rows = {row.name: row.entries for row in table_of(blocks_of(made)).rows}
+    assert set(rows) == {"cosine squared", "cosine", "SVM"}
+    assert (rows["cosine squared"][0].rank, rows["cosine"][0].rank) == (1, 2)
+    assert rows["cosine squared"][0].text.startswith("97.97")
+    assert rows["SVM"][0].text.startswith("91.00")
+
+
+def test_table_two_compares_over_the_seeds_that_its_rows_have(made):
+    add_variants(made, {"cosine_squared": [2, 2.1, 50]})
+    for seed in range(2):
+        made.add(Cell("ablations", "heads_2", "paper", ONE, seed))
+    rows = {row.name: row.entries for row in table_of(blocks_of(made, tables.ablations)).rows}
+    assert next(entries for name, entries in rows.items() if name.startswith("4 heads"))[0].text.startswith("97.95")
+
+
 def test_noise_is_not_called_a_ranking(made):
     add_variants(made, {"cosine": [5, 3, 6], "additive": [4, 6, 3], "dot_product": [3, 5, 5]})
     assert "No two score functions differ beyond noise" in findings_of(blocks_of(made))

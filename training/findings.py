@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,15 @@ class Method:
     @property
     def mean(self) -> float:
         return self.summary()[0]
+
+    def cut(self, seeds: Iterable[int]) -> Method:
+        """The same over no other seeds than these."""
+        kept = set(seeds)
+        return replace(
+            self,
+            scores={seed: scores for seed, scores in self.scores.items() if seed in kept},
+            cells=tuple(cell for cell in self.cells if cell["seed"] in kept),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +181,18 @@ def _method(label: str | None, cells: Sequence[Record], is_baseline: bool = Fals
 def _place(name: str, order: Iterable[str]) -> tuple[int, str]:
     known = list(order)
     return (known.index(name) if name in known else len(known), name)
+
+
+def seeds_of(methods: Iterable[Method]) -> set[int]:
+    """Every seed that any of the methods has."""
+    return {seed for method in methods for seed in method.seeds}
+
+
+def even(methods: Sequence[Method]) -> list[Method]:
+    """Methods over seeds that two or more of them have: one alone that is ahead would make rivals of none."""
+    counts = Counter(seed for method in methods for seed in method.seeds)
+    shared = [seed for seed, count in counts.items() if count > 1]
+    return [cut for cut in (method.cut(shared) for method in methods) if cut.scores] if shared else list(methods)
 
 
 def complete(methods: Sequence[Method]) -> list[Method]:

@@ -17,7 +17,9 @@ from training.findings import (
     compare_headline,
     compare_with,
     complete,
+    even,
     headline,
+    seeds_of,
 )
 from training.pages import Block, Entry, Paragraph, Picture, Row, Table
 from training.plan import DEFAULT_RECIPE, DEFAULT_VARIANT, Amount
@@ -121,9 +123,10 @@ def _lines_by_labels(study: Study) -> list[figures.Line]:
 def score_functions(study: Study, prefix: str) -> Iterator[Block]:
     """Table I for every amount and recipe, as numbers, as a picture, and as paired tests."""
     for amount in study.amounts:
-        by_recipe = {recipe: study.variants(amount, recipe) for recipe in study.recipes}
+        by_recipe = {recipe: even(study.variants(amount, recipe)) for recipe in study.recipes}
         by_recipe = {recipe: variants for recipe, variants in by_recipe.items() if len(variants) > 1}
-        baselines = study.baselines(amount)
+        seeds = seeds_of(method for variants in by_recipe.values() for method in variants)
+        baselines = [cut for cut in (method.cut(seeds) for method in study.baselines(amount)) if cut.scores]
         for recipe, variants in by_recipe.items():
             yield from _table_one(study, amount, recipe, variants, baselines)
         if by_recipe:
@@ -302,7 +305,8 @@ def ingredients(study: Study, prefix: str) -> Iterator[Block]:
 def _changes_table(study: Study, part: str, title: str, amount: Amount, recipe: str, prefix: str) -> Iterator[Block]:
     groups = study.changes(part, amount, recipe)
     changed = [method for methods in groups.values() for method in methods]
-    default = next((one for one in study.variants(amount, recipe) if one.cells[0]["name"] == DEFAULT_VARIANT), None)
+    defaults = [one for one in study.variants(amount, recipe) if one.cells[0]["name"] == DEFAULT_VARIANT]
+    default = next((cut for cut in (one.cut(seeds_of(changed)) for one in defaults) if cut.scores), None)
     against = [found.turned for found in compare_with(default, changed)] if default else []
     rivals = [default, *changed] if default else changed
     by_group = {
