@@ -26,11 +26,11 @@ from tests.command_line import refusal, run
 from tests.studies import MadeUpStudy
 from training import cells as cells_module
 from training import study as study_module
-from training.cells import add_noise, default_config, recipe_of, run_cell
+from training.cells import add_noise, default_config, fit_cell, recipe_of, run_cell
 from training.datasets import LabelledFiles, LabelledScene
 from training.fit import separation_px
 from training.folder import StudyFolder, note_work
-from training.inspection import choose_pixels, picture_of
+from training.inspection import Mapper, bundle_of, choose_pixels, picture_of, turned, turned_back
 from training.plan import ABLATIONS, BASELINES, INGREDIENTS, Amount, Asked, Cell, choose, choose_recipes, plan_cells
 from training.recipes import RECIPES
 from training.splits import split_labels
@@ -153,10 +153,11 @@ def test_ingredients_bring_the_default_recipe_along():
 
 
 @pytest.mark.parametrize("name", INGREDIENTS)
-def test_an_ingredient_changes_one_thing_of_the_recipe(name):
-    changed = recipe_of(Cell("ingredients", name, "strong", ONE_PERCENT, 0))
+def test_an_ingredient_changes_one_thing_of_the_recipe_or_of_the_map(name):
+    cell = Cell("ingredients", name, "strong", ONE_PERCENT, 0)
+    changed = recipe_of(cell)
     differing = [key for key, value in vars(RECIPES["strong"]).items() if getattr(changed, key) != value]
-    assert len(differing) == 1
+    assert len(differing) + (len(cell.symmetries) > 1) == 1
 
 
 def test_a_part_is_whole_for_a_seed_before_the_next():
@@ -544,6 +545,27 @@ def test_pixels_to_look_at_lie_at_the_border_of_their_class(scene):
     assert sorted(scene.labels[tuple(chosen.T)]) == [1, 2, 3, 4]
     border = np.minimum(np.abs(chosen[:, 0] - 11.5), np.abs(chosen[:, 1] - 10.5))
     assert (border < 4).all()
+
+
+def test_the_eight_symmetries_are_different_and_are_turned_back():
+    image = np.arange(24).reshape(2, 3, 4)
+    images = [turned(image, symmetry) for symmetry in range(8)]
+    assert len({(found.shape, found.tobytes()) for found in images}) == 8
+    for symmetry, found in enumerate(images):
+        assert (turned_back(found, symmetry) == image).all()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_map_over_the_eight_symmetries_is_the_mean_of_theirs(scene):
+    split = a_split(scene)
+    cell = Cell("ingredients", "eightfold", "strong", Amount(fraction=0.02), 0)
+    fitted = fit_cell(scene, split, default_config(scene), cell, "cpu")
+    bundle = bundle_of(fitted, scene, "eightfold")
+    whole = Mapper(bundle, scene, "cpu").map(symmetries=range(8))
+    confidence = Mapper(bundle, replace(scene, cube=scene.cube[::-1].copy()), "cpu").map(symmetries=range(8)).confidence
+    assert_allclose(confidence[::-1], whole.confidence, atol=1e-5)
+    assert whole.patches > Mapper(bundle, scene, "cpu").map().patches
+    assert run_cell(cell, scene, split, "cpu").document["judged_by"] == "map"
 
 
 def test_a_picture_leaves_invalid_pixels_black(scene):

@@ -72,7 +72,7 @@ def run_cell(
         if cell.part == "portrait":
             maps = _map_in_many_ways(fitted, cell, scene, device)
         elif is_map_judged or (cell.part == "variants" and cell.name == DEFAULT_VARIANT):
-            maps = [_mapper(fitted, cell, scene, device).map()]
+            maps = [_mapper(fitted, cell, scene, device).map(symmetries=cell.symmetries)]
     found = maps[0].classes[tuple(split.test.T)] if is_map_judged else logits.argmax(axis=1) + 1
     reliability = _reliability(fitted, logits, truth[asked])
     document: dict[str, Any] = {

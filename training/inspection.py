@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from service.mapping.blend import BLENDS, Blend
 from service.mapping.engines import Engine, make_engine
 from service.mapping.pictures import HIGH_PERCENT, LOW_PERCENT, choose_bands, stretched
 from service.mapping.pipeline import STRIDES, MapOptions, StripMapper, plan_scene
+from service.mapping.strips import MappedStrip
 from service.mapping.view import Pixels as ScenePixels
 from training.datasets import LabelledScene
 from training.evaluate import ArraySource
@@ -101,23 +103,28 @@ class Mapper:
         self._scene = scene
         self._engine: Engine = make_engine(bundle, "cpu" if device == "cpu" else "auto")
 
-    def map(self, stride_px: int = 0, blend: Blend = "angle") -> SceneMap:
-        """The whole scene; stride 0 is the service's default."""
-        scene, manifest = self._scene, self.bundle.manifest
-        rows, cols = scene.valid.shape
-        options = MapOptions(stride_px, blend).settled(manifest, cols)
+    def map(self, stride_px: int = 0, blend: Blend = "angle", symmetries: Sequence[int] = (0,)) -> SceneMap:
+        """The whole scene; stride 0 is the service's default. Of several symmetries the mean, each turned back."""
+        rows, cols = self._scene.valid.shape
+        options = MapOptions(stride_px, blend).settled(self.bundle.manifest, cols)
+        began = time.perf_counter()
+        probabilities = np.zeros((rows, cols, len(self.bundle.manifest.class_names)), np.float32)
+        patches = 0
+        for symmetry in symmetries:
+            strips = self._strips(options, symmetry)
+            found = np.concatenate([strip.probabilities for strip in strips])
+            probabilities += turned_back(found, symmetry) / len(symmetries)
+            patches += sum(strip.patches for strip in strips)
+        whole = MappedStrip(0, probabilities, self._scene.valid)
+        return SceneMap(options, whole.classes, whole.confidence, patches, time.perf_counter() - began)
+
+    def _strips(self, options: MapOptions, symmetry: int) -> list[MappedStrip]:
+        manifest = self.bundle.manifest
+        cube, valid = turned(self._scene.cube, symmetry), turned(self._scene.valid, symmetry)
+        rows, cols = valid.shape
         plan = plan_scene(rows, cols, manifest, options, self._engine.batch)
         mapper = StripMapper(self._engine, manifest, plan, options.blend)
-        source = ArraySource(ScenePixels(0, scene.cube, scene.valid))
-        began = time.perf_counter()
-        strips = list(mapper.map_source(source, plan.strips))
-        return SceneMap(
-            options=options,
-            classes=np.concatenate([strip.classes for strip in strips]),
-            confidence=np.concatenate([strip.confidence for strip in strips]),
-            patches=sum(strip.patches for strip in strips),
-            seconds=time.perf_counter() - began,
-        )
+        return list(mapper.map_source(ArraySource(ScenePixels(0, cube, valid)), plan.strips))
 
     def ways(self) -> list[tuple[int, Blend]]:
         """Strides and blends worth comparing on this scene."""
@@ -132,6 +139,18 @@ class Mapper:
             for stride, blend in ways
             if (blend != "none" or stride == 1) and not (blend == "angle" and manifest.head == "token")
         ]
+
+
+def turned(image: NDArray[Any], symmetry: int) -> NDArray[Any]:
+    """One of the eight mirror images and rotations of an image (rows, cols, ...); 0 is itself."""
+    flipped = image[:: -1 if symmetry & 1 else 1, :: -1 if symmetry & 2 else 1]
+    return np.ascontiguousarray(flipped.swapaxes(0, 1) if symmetry & 4 else flipped)
+
+
+def turned_back(image: NDArray[Any], symmetry: int) -> NDArray[Any]:
+    """The image that `turned` was given."""
+    upright = image.swapaxes(0, 1) if symmetry & 4 else image
+    return upright[:: -1 if symmetry & 1 else 1, :: -1 if symmetry & 2 else 1]
 
 
 def bundle_of(fitted: Fitted, scene: LabelledScene, name: str) -> Bundle:

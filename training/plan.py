@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal, get_args
@@ -101,7 +101,8 @@ class Ingredient:
 
     group: str
     label: str
-    change: Mapping[str, Any]  # of Recipe
+    change: Mapping[str, Any] = field(default_factory=dict)  # of Recipe
+    symmetries: Sequence[int] = (0,)  # of the scene, over which its map is averaged
 
 
 INGREDIENTS: dict[str, Ingredient] = {
@@ -116,6 +117,7 @@ INGREDIENTS: dict[str, Ingredient] = {
     "pretraining": Ingredient("Put in", "pretraining on hidden spectra", {"pretraining_epochs": 10}),
     "dropout": Ingredient("Put in", "dropout of 0.1", {"dropout": 0.1}),
     "twice_as_long": Ingredient("Put in", "twice as many epochs", {"epochs": 2 * RECIPES["strong"].epochs}),
+    "eightfold": Ingredient("Put in", "eight-fold symmetry when mapping", symmetries=range(8)),
 }
 
 
@@ -158,6 +160,11 @@ class Cell:
     def recipe_change(self) -> dict[str, Any]:
         """What differs from the recipe."""
         return dict(INGREDIENTS[self.name].change) if self.part == "ingredients" else {}
+
+    @property
+    def symmetries(self) -> Sequence[int]:
+        """Images of the scene over which its map is averaged."""
+        return INGREDIENTS[self.name].symmetries if self.part == "ingredients" else (0,)
 
     @property
     def noise_db(self) -> float | None:
