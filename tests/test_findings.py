@@ -15,6 +15,7 @@ from training.findings import (
     compare_headline,
     complete,
     confusion_of,
+    even,
     headline,
     load_study,
 )
@@ -56,6 +57,27 @@ def test_p_values_are_corrected_for_all_comparisons_made_together():
 def test_only_seeds_that_both_have_are_compared():
     found = compare([(method("a", 90, 91, 92), method("b", 80, 80, first_seed=1))])[0]
     assert_allclose(found.by_seed, [11, 12])
+
+
+def test_methods_are_made_even_by_the_seeds_that_give_most_to_compare():
+    def seeds(*methods):
+        return [found.seeds for found in even(methods)]
+
+    three = [method(name, 80, 81, 82) for name in "abc"]
+    ahead = method("ahead", 90, 91, 92, 93, 94)
+    assert seeds(*three, ahead, ahead) == [(0, 1, 2)] * 5
+    assert seeds(ahead, ahead, method("begun", 80)) == [(0, 1, 2, 3, 4)] * 2 + [(0,)]
+    assert seeds(method("a", 80, 81), method("b", 80, 81, first_seed=1)) == [(0, 1), (1,)]
+    assert seeds(ahead, method("elsewhere", 80, first_seed=9)) == [(0, 1, 2, 3, 4)]
+
+
+def test_a_pixel_that_is_wrong_in_every_seed_is_not_beyond_noise():
+    def of(label, *wrong):
+        scores = {seed: {"oa": 1 - count / 5000, "pixels": 5000} for seed, count in enumerate(wrong)}
+        return Method(label, scores)
+
+    assert not compare([(of("a", 9, 20, 14), of("b", 10, 21, 15))])[0].is_beyond_noise
+    assert compare([(of("a", 9, 20, 14), of("b", 210, 221, 215))])[0].is_beyond_noise
 
 
 def test_methods_without_a_common_seed_are_not_compared():

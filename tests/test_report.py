@@ -248,6 +248,31 @@ def test_table_two_compares_over_the_seeds_that_its_rows_have(made):
     assert next(entries for name, entries in rows.items() if name.startswith("4 heads"))[0].text.startswith("97.95")
 
 
+def test_baselines_with_more_seeds_do_not_take_the_marks_of_a_recipe(made):
+    add_variants(made, {"cosine_squared": [2, 2.1, 2], "cosine": [4, 4.2, 4], "svm": [9] * 5})
+    for seed in range(5):
+        for name in ("cosine_squared", "cosine"):
+            made.add(Cell("variants", name, "strong", ONE, seed))
+    rows = {row.name: row.entries for row in table_of(blocks_of(made)).rows}
+    assert (rows["cosine squared"][0].rank, rows["cosine"][0].rank, rows["SVM"][0].rank) == (1, 2, 3)
+
+
+def test_the_first_words_of_table_one_wait_for_those_without_all_seeds(made):
+    leader, lucky = [20, 20.1, 20, 5, 5], [18, 17.9, 18.1]
+    add_variants(made, {"cosine_squared": leader, "additive": lucky, "cosine": [21, 22, 20.5, 7, 8]})
+    said = findings_of(blocks_of(made))
+    assert "above additive" not in said
+    assert "the highest mean of those with all seeds" in said or "No two score functions" in said
+
+
+def test_changes_with_too_few_seeds_are_not_called_alike(made):
+    for seed in range(2):
+        for name in ("no_teacher", "mixing"):
+            made.add(Cell("ingredients", name, "strong", ONE, seed))
+        made.add(Cell("variants", "cosine_squared", "strong", ONE, seed))
+    assert findings_of(blocks_of(made, tables.ingredients)) == "Ingredients has too few seeds for a test."
+
+
 def test_noise_is_not_called_a_ranking(made):
     add_variants(made, {"cosine": [5, 3, 6], "additive": [4, 6, 3], "dot_product": [3, 5, 5]})
     assert "No two score functions differ beyond noise" in findings_of(blocks_of(made))
@@ -302,7 +327,7 @@ def test_ingredients_stand_under_what_was_taken_out_and_put_in(made):
         made.add(Cell("ingredients", name, "strong", ONE, seed))
     blocks = blocks_of(made, tables.ingredients)
     assert [row.name for row in table_of(blocks).rows] == [
-        "Taken out", "default", "teacher: labelled patches alone", "rotations and flips",
+        "Taken out", "default", "teacher: labelled patches alone, each once an epoch", "rotations and flips",
         "Put in", "default", "mixing of patches",
     ]  # fmt: skip
     assert any(isinstance(block, Picture) for block in blocks)
@@ -384,7 +409,7 @@ def salinas(tmp_path) -> MadeUpStudy:
 
 
 def test_a_scene_of_the_papers_has_its_figures_beside_ours(salinas):
-    add_variants(salinas, {"cosine_squared": [0.5, 1.5], "cosine": [1.26]})
+    add_variants(salinas, {"cosine_squared": [0.5, 1.5], "cosine": [1.26], "dot_product": [9, 9]})
     write_report(salinas.directory)
     assert "## The paper's figures" in (salinas.directory / "report.md").read_text()
     blocks = blocks_of(salinas, tables.papers_figures)
@@ -393,7 +418,7 @@ def test_a_scene_of_the_papers_has_its_figures_beside_ours(salinas):
     assert rows["cosine (CS), 1 of 2 seeds"][:2] == ["98.74", "98.74 (+0.00)"]
     assert rows["cross additive (C-Add)"][:2] == ["", "98.87"]
     assert len(table_of(blocks).columns) == 7
-    assert "with 0 of 2 score functions" in findings_of(blocks)
+    assert "with 0 of 3 score functions" in findings_of(blocks)
     assert "both have cosine squared first" in findings_of(blocks)
 
 

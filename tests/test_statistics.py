@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from scipy.stats import ttest_rel
 
 from training.statistics import calibration_error, holm, marks, paired_p, reliability_bins, summarise
 
@@ -87,3 +88,18 @@ def test_full_confidence_lies_in_the_last_bin():
 def test_the_calibration_error_weighs_bins_by_their_answers():
     assert_allclose(calibration_error([(0.9, 0.5, 3), (0.6, 0.6, 1)]), 0.3)
     assert calibration_error([]) == 0.0
+
+
+def test_seeds_that_agree_by_chance_are_no_surer_than_their_pixels():
+    """One pixel of 5,000 in each of three seeds may be anything; a hundred in each are not."""
+    step = 100 / 5000
+    behind = np.array([99.0, 98.5, 99.2])
+    assert paired_p(behind + step, behind, step) > 0.1
+    assert paired_p(behind + 3 * step, behind, step) > 0.05
+    assert paired_p(behind + 100 * step, behind, step) < 0.01
+    assert paired_p(behind, behind, step) == 1
+
+
+def test_seeds_that_do_not_agree_are_tested_by_their_own_spread():
+    first, second = [90.0, 80.0, 70.0], [88.0, 71.0, 69.5]
+    assert_allclose(paired_p(first, second, 0.01), ttest_rel(first, second).pvalue)

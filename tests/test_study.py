@@ -41,6 +41,7 @@ ONE_PERCENT = Amount(fraction=0.01)
 CELL_KEYS = {
     "id", "part", "name", "label", "group", "recipe", "amount", "seed", "split", "scores", "confusion", "mapped",
     "calibration", "chosen", "weights", "seconds", "settings", "judged_by", "teacher", "bfloat16", "code_version",
+    "remembered_seconds",
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,24 @@ from sklearn.svm import SVC
 from training.cnn import fit_cnn, predict_cnn
 from training.datasets import LabelledScene
 from training.evaluate import Scores, score
+from training.plan import BASELINES
 from training.splits import Pixels
 
-CNN = "3-D CNN"
-PER_PIXEL = ("random forest", "SVM", "logistic regression")
+CNN = "cnn_3d"
+PER_PIXEL: dict[str, Callable[[int], Any]] = {
+    "random_forest": lambda seed: RandomForestClassifier(500, random_state=seed),
+    "svm": lambda _: SVC(C=100.0),
+    "logistic_regression": lambda _: LogisticRegression(max_iter=5000),
+}
 
 
 def score_baselines(scene: LabelledScene, train: Pixels, test: Pixels, seed: int) -> dict[str, Scores]:
-    """Scores on the test pixels of classifiers fitted to the training pixels' standardised spectra."""
+    """Scores by label on the test pixels, of classifiers fitted to the training pixels' standardised spectra."""
     class_names = tuple(entry.name for entry in scene.legend)
     truth = scene.labels[tuple(test.T)]
     return {
-        name: score(truth, classify_with_baseline(name, scene, train, test, seed), class_names) for name in PER_PIXEL
+        BASELINES[name]: score(truth, classify_with_baseline(name, scene, train, test, seed), class_names)
+        for name in PER_PIXEL
     }
 
 
@@ -35,12 +42,6 @@ def classify_with_baseline(
     if name == CNN:
         return predict_cnn(fit_cnn(scene, train, seed, device), scene, test)
     learnt, asked = tuple(train.T), tuple(test.T)
-    classifier = _classifier(name, seed).fit(scene.standardised(learnt), scene.labels[learnt])
+    classifier = PER_PIXEL[name](seed).fit(scene.standardised(learnt), scene.labels[learnt])
     found: NDArray[np.integer] = classifier.predict(scene.standardised(asked))
     return found
-
-
-def _classifier(name: str, seed: int) -> Any:
-    if name == "random forest":
-        return RandomForestClassifier(500, random_state=seed)
-    return SVC(C=100.0) if name == "SVM" else LogisticRegression(max_iter=5000)

@@ -87,6 +87,7 @@ def run_cell(
         "bfloat16": is_fast_in_bfloat16(source.pixels.device),
         "weights": sum(weight.numel() for weight in network.parameters()),
         "seconds": {"fit": fitting.seconds, "predict": predicting.seconds, "map": mapping.seconds},
+        "remembered_seconds": 0.0 if fitted.lesson is None else fitted.lesson.remembered_s,  # that the fit was spared
     }
     if cell.part != "portrait":
         return Finished(document)
@@ -99,7 +100,7 @@ def run_cell(
 
 def _run_baseline(cell: Cell, scene: LabelledScene, split: Split, device: str) -> dict[str, Any]:
     with Stopwatch() as fitting:
-        found = classify_with_baseline(cell.label, scene, split.train, split.test, cell.seed, device)
+        found = classify_with_baseline(cell.name, scene, split.train, split.test, cell.seed, device)
     return {**describe_cell(cell, split), **judge(scene, split.test, found), "seconds": {"fit": fitting.seconds}}
 
 
@@ -223,6 +224,7 @@ def describe_cell(cell: Cell, split: Split) -> dict[str, Any]:
         "settings": None,
         "bfloat16": None,
         "judged_by": None,
+        "remembered_seconds": None,
         "weights": None,
         "code_version": version("hyperscene"),
     }

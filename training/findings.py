@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -54,6 +53,12 @@ class Method:
     @property
     def mean(self) -> float:
         return self.summary()[0]
+
+    @property
+    def step(self) -> float:
+        """Points of overall accuracy that one test pixel stands for, at the least; 0 where that is not known."""
+        pixels = [scores.get("pixels", 0) for scores in self.scores.values()]
+        return 100 / max(pixels) if all(pixels) else 0.0
 
     def cut(self, seeds: Iterable[int]) -> Method:
         """The same over no other seeds than these."""
@@ -189,10 +194,17 @@ def seeds_of(methods: Iterable[Method]) -> set[int]:
 
 
 def even(methods: Sequence[Method]) -> list[Method]:
-    """Methods over seeds that two or more of them have: one alone that is ahead would make rivals of none."""
-    counts = Counter(seed for method in methods for seed in method.seeds)
-    shared = [seed for seed, count in counts.items() if count > 1]
-    return [cut for cut in (method.cut(shared) for method in methods) if cut.scores] if shared else list(methods)
+    """Methods over the same seeds: those that give the most cells that can be compared.
+
+    Where some are ahead by a seed, the rest would be no rivals to them otherwise. One that lacks some of the seeds
+    keeps those it has.
+    """
+
+    def cells_with(seeds: tuple[int, ...]) -> tuple[int, int]:
+        return len(seeds) * sum(set(seeds) <= set(method.seeds) for method in methods), len(seeds)
+
+    chosen = max((method.seeds for method in methods), key=cells_with, default=())
+    return [cut for cut in (method.cut(chosen) for method in methods) if cut.scores]
 
 
 def complete(methods: Sequence[Method]) -> list[Method]:
@@ -231,7 +243,9 @@ def compare(pairs: Sequence[tuple[Method, Method]]) -> list[Comparison]:
         seeds = sorted(set(first.seeds) & set(second.seeds))
         if seeds:
             sides.append((first, second, first.values(seeds=seeds), second.values(seeds=seeds)))
-    tested = [paired_p(ours, theirs) if len(ours) >= FEWEST_SEEDS else None for _, _, ours, theirs in sides]
+    tested = [
+        paired_p(ours, theirs, first.step) if len(ours) >= FEWEST_SEEDS else None for first, _, ours, theirs in sides
+    ]
     corrected = iter(holm([p for p in tested if p is not None]))
     return [
         Comparison(first, second, tuple(np.subtract(ours, theirs).tolist()), None if p is None else next(corrected))

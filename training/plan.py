@@ -106,7 +106,7 @@ class Ingredient:
 
 
 INGREDIENTS: dict[str, Ingredient] = {
-    "no_teacher": Ingredient("Taken out", "teacher: labelled patches alone", {"taught": False}),
+    "no_teacher": Ingredient("Taken out", "teacher: labelled patches alone, each once an epoch", {"taught": False}),
     "no_spectral_path": Ingredient("Taken out", "spectral path", {"spectral_path": False}),
     "pooled_head": Ingredient("Taken out", "token head: one answer a patch", {"head": "pooled"}),
     "no_symmetries": Ingredient("Taken out", "rotations and flips", {"symmetries": False}),

@@ -113,7 +113,7 @@ def inside(study: Study, prefix: str) -> Iterator[Block]:
         if arrays.keys() >= {"embedding", "feature_classes"}:
             figure = figures.embedding(arrays["embedding"], arrays["feature_classes"], names, colors)
             yield Picture(f"{prefix}features-{name}", figure, (
-                f"Pooled features of {len(arrays['embedding']):,} test pixels in two dimensions (t-SNE); "
+                f"Features of {len(arrays['embedding']):,} test pixels in two dimensions (t-SNE); "
                 f"{_portrayed(study, cell)}. Colours and shapes are true classes. Where two classes share a cloud, the "
                 "features hardly tell them apart; distances between clouds mean nothing."
             ))  # fmt: skip
@@ -166,7 +166,8 @@ def calibration(study: Study, prefix: str) -> Iterator[Block]:
     helped: list[bool] = []
     for amount in study.amounts:
         for recipe in study.recipes:
-            known = [found for cell in study.cells_of("variants", amount, recipe) if (found := cell.get("calibration"))]
+            cells = [cell for cell in study.cells_of("variants", amount, recipe) if cell["name"] == DEFAULT_VARIANT]
+            known = [found for cell in cells if (found := cell.get("calibration"))]
             if known:
                 before, after, heat = (
                     float(np.mean([found[key] for found in known]))
@@ -182,7 +183,7 @@ def calibration(study: Study, prefix: str) -> Iterator[Block]:
             rows,
             "How far confidence and the share of right answers lie apart on test pixels (at most 2,000 of them where "
             "a network is judged by its map), each by a patch of its own, before and after the logits are divided by a "
-            "temperature that was fitted to the validation pixels. Means over score functions and seeds.",
+            "temperature that was fitted to the validation pixels. Means over seeds of the default network.",
         )
         yield Paragraph(_whether_it_helped(helped), is_finding=True)
     for cell, name in _portraits(study):

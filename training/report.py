@@ -11,7 +11,17 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from training import figures, portraits, tables
-from training.findings import Comparison, Method, Study, best, compare_headline, load_study, recipe_place, seconds_of
+from training.findings import (
+    FEWEST_SEEDS,
+    Comparison,
+    Method,
+    Study,
+    best,
+    compare_headline,
+    load_study,
+    recipe_place,
+    seconds_of,
+)
 from training.pages import Block, Entry, Heading, Listing, Paragraph, Picture, Row, Table, write_pages
 from training.plan import BASELINES, Amount
 from training.wording import (
@@ -140,7 +150,7 @@ def _overview(studies: Sequence[Study]) -> Iterator[Block]:
     rivalries = {line: rivalry for line in found if (rivalry := _rivalry(*line)) is not None}
     yield from _verdicts(rivalries, len(studies) > 1)
     yield _overview_table(found, rivalries, len(studies) > 1)
-    if any(len(method.seeds) > 1 for methods in found.values() for method in methods.values()):
+    if any(len(method.seeds) >= FEWEST_SEEDS for methods in found.values() for method in methods.values()):
         yield Paragraph(HOW_TESTED)
     if len(rivalries) > 1:
         yield Picture("overview", _rivalry_figure(rivalries, len(studies) > 1), (
@@ -172,7 +182,8 @@ def _overview_table(found: dict[Line, dict[str, Method]], rivalries: Rivalries, 
     )  # fmt: skip
     fewer = "; † over fewer than its neighbours" if any(len(of_line) > 1 for of_line in seeds) else ""
     compared = (
-        f" The last column compares our default recipe with the baseline of the highest mean, in points: {NOISE}"
+        " The last column compares ours (by the default recipe where that was run) with the baseline of the highest "
+        f"mean, in points: {NOISE}"
         if rivalries
         else ""
     )

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from training import figures
 from training.findings import (
+    FEWEST_SEEDS,
     Comparison,
     Method,
     Study,
@@ -125,23 +126,29 @@ def score_functions(study: Study, prefix: str) -> Iterator[Block]:
     for amount in study.amounts:
         by_recipe = {recipe: even(study.variants(amount, recipe)) for recipe in study.recipes}
         by_recipe = {recipe: variants for recipe, variants in by_recipe.items() if len(variants) > 1}
-        seeds = seeds_of(method for variants in by_recipe.values() for method in variants)
-        baselines = [cut for cut in (method.cut(seeds) for method in study.baselines(amount)) if cut.scores]
         for recipe, variants in by_recipe.items():
-            yield from _table_one(study, amount, recipe, variants, baselines)
+            yield from _table_one(study, amount, recipe, variants, _baselines(study, amount, variants))
         if by_recipe:
-            yield Picture(f"{prefix}variants-{amount.id}", _variants_figure(by_recipe, baselines), (
+            every = [method for variants in by_recipe.values() for method in variants]
+            figure = _variants_figure(by_recipe, _baselines(study, amount, every))
+            yield Picture(f"{prefix}variants-{amount.id}", figure, (
                 f"Table I as a picture, {labels_of(study, amount)}: small marks are seeds, large ones their means. "
                 "Where the small marks of two score functions lie among each other, the order of the large ones says "
                 "little."
             ))  # fmt: skip
         for recipe, variants in by_recipe.items():
-            if len(complete(variants)) > 2 and len(complete(variants)[0].seeds) > 1:
+            if len(complete(variants)) > 2 and len(complete(variants)[0].seeds) >= FEWEST_SEEDS:
                 yield Picture(f"{prefix}pairs-{recipe}-{amount.id}", _pairs_figure(variants), (
                     f"Every pair of score functions, recipe {recipe}, {labels_of(study, amount)}: by how many points "
                     "of OA the row is above the column, best mean on top. Shaded and bold: beyond noise in the paired "
                     "test. Everything else may be chance, however the means are ordered."
                 ))  # fmt: skip
+
+
+def _baselines(study: Study, amount: Amount, variants: Sequence[Method]) -> list[Method]:
+    """Baselines over the seeds that any of the score functions has."""
+    seeds = seeds_of(variants)
+    return [cut for cut in (method.cut(seeds) for method in study.baselines(amount)) if cut.scores]
 
 
 def _table_one(
@@ -159,17 +166,19 @@ def _table_one(
         score_rows([*variants, *baselines], behind | {leader.label: "best"}, baselines[0] if baselines else None),
         f"{over_seeds(variants)} {judged(variants)} {MARKS} {NOISE}{below}",
     )
-    yield Paragraph(_verdict(leader, complete(variants), compared), is_finding=True)
+    yield Paragraph(_verdict(leader, variants, compared), is_finding=True)
 
 
-def _verdict(leader: Method, methods: Sequence[Method], compared: Sequence[Comparison]) -> str:
-    """Which differences between score functions are more than noise, in words."""
-    tested = [found for found in compared if found.p is not None]
+def _verdict(leader: Method, variants: Sequence[Method], compared: Sequence[Comparison]) -> str:
+    """Which differences between score functions are more than noise, in words; those without all seeds wait."""
+    methods = complete(variants)
+    tested = [found for found in compared if found.p is not None and {found.first, found.second} <= set(methods)]
+    highest = "the highest mean" if len(methods) == len(variants) else "the highest mean of those with all seeds"
     beyond = [found for found in tested if found.is_beyond_noise]
     name = f"{leader.label[0].upper()}{leader.label[1:]}"
     if not tested:
         seeds = counted(len(leader.seeds), "seed")
-        return f"{name} has the highest mean, but {seeds} cannot be told from noise: this is no ranking."
+        return f"{name} has {highest}, but {seeds} cannot be told from noise: this is no ranking."
     if not beyond:
         return (
             f"No two score functions differ beyond noise ({len(tested)} pairs, {counted(len(leader.seeds), 'seed')}): "
@@ -185,7 +194,7 @@ def _verdict(leader: Method, methods: Sequence[Method], compared: Sequence[Compa
         *([f"cannot be told apart from {some}"] if alike else []),
     ]
     total = f"{len(beyond)} of the {len(tested)} pairs of score functions differ beyond noise"
-    return f"{total}. {name} has the highest mean: it {', but '.join(told)}."
+    return f"{total}. {name} has {highest}: it {', but '.join(told)}."
 
 
 def _variants_figure(by_recipe: Mapping[str, Sequence[Method]], baselines: Sequence[Method]) -> Figure:
@@ -232,14 +241,15 @@ def papers_figures(study: Study, prefix: str) -> Iterator[Block]:
 
 def _papers_table(study: Study, recipe: str, compared: Sequence[Compared]) -> Table:
     of_metric = {metric: [cell for cell in compared if cell.metric == metric] for metric in METRICS}
+    most = max(cell.seeds for cell in compared)
     columns = []
     for cells in of_metric.values():
-        ours, theirs = marks([cell.ours for cell in cells]), marks([cell.published for cell in cells])
+        ours = marks([cell.ours if cell.seeds == most else None for cell in cells])
+        theirs = marks([cell.published for cell in cells])
         columns += [
             [Entry(_our_score(cell), rank) for cell, rank in zip(cells, ours, strict=True)],
             [Entry(_papers_score(cell), rank) for cell, rank in zip(cells, theirs, strict=True)],
         ]
-    most = max(cell.seeds for cell in compared)
     rows = [Row(_papers_name(cell, most), entries) for cell, *entries in zip(of_metric["oa"], *columns, strict=True)]
     names = {"oa": "OA", "aa": "AA", "kappa": "kappa"}
     over = f"mean ± standard deviation over {most} seeds" if most > 1 else "one seed"
@@ -276,6 +286,7 @@ def _beside_the_paper(compared: Sequence[Compared]) -> str:
         f"difference is {points(float(np.mean(differences)))} points on average, from {points(min(differences))} to "
         f"{points(max(differences))}."
     )
+    known = [cell for cell in known if cell.seeds == max(cell.seeds for cell in known)]
     if len(known) < 2:
         return said
     ours, theirs = (max(known, key=lambda cell: getattr(cell, side)) for side in ("ours", "published"))
@@ -319,6 +330,7 @@ def _changes_table(study: Study, part: str, title: str, amount: Amount, recipe: 
         lines = list(methods)
         if default:
             lines.insert(place, Method(label, default.scores, default.cells))
+            lines = even(lines)
         rows.append(Row(group))
         last = {name: difference(found) for name, found in by_group[group].items()}
         rows += score_rows(lines, last | {label: "default"})
@@ -339,7 +351,10 @@ def _changes_table(study: Study, part: str, title: str, amount: Amount, recipe: 
 
 def _changes(by_group: Mapping[str, Mapping[str, Comparison]], title: str) -> str:
     """Which changes matter beyond noise."""
-    found = [(group, label, change) for group, changes in by_group.items() for label, change in changes.items()]
+    every = [(group, label, change) for group, changes in by_group.items() for label, change in changes.items()]
+    found = [one for one in every if one[2].p is not None]
+    if not found:
+        return f"{title} has too few seeds for a test."
     beyond = [(group, label, change) for group, label, change in found if change.is_beyond_noise]
     if not beyond:
         return f"No change of {title} differs from the default beyond noise."

@@ -10,9 +10,10 @@ labels, with pixels held out that lie as far from the others as the pixels asked
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import numpy as np
@@ -99,6 +100,7 @@ class Lesson:
 
     probabilities: Probabilities
     choice: Choice
+    remembered_s: float = 0.0  # that it would have taken, had it not been at hand
 
 
 def teach(scene: LabelledScene, split: Split, seed: int) -> Lesson:
@@ -126,14 +128,17 @@ class RememberingTeacher:
 
     def __init__(self) -> None:
         self._asked: tuple[LabelledScene, Split, int] | None = None
-        self._lesson: Lesson | None = None
+        self._remembered: Lesson | None = None
 
     def __call__(self, scene: LabelledScene, split: Split, seed: int) -> Lesson:
         known = self._asked
-        if self._lesson is None or known is None or known[0] is not scene or known[1] is not split or known[2] != seed:
-            self._lesson = teach(scene, split, seed)
-            self._asked = (scene, split, seed)
-        return self._lesson
+        if self._remembered and known and known[0] is scene and known[1] is split and known[2] == seed:
+            return self._remembered
+        began = time.perf_counter()
+        lesson = teach(scene, split, seed)
+        self._asked = (scene, split, seed)
+        self._remembered = replace(lesson, remembered_s=round(time.perf_counter() - began, 3))
+        return lesson
 
 
 def _choose(

@@ -15,7 +15,8 @@ MARKS = "① best, ② second, ③ third, by the mean."
 NOISE = "● beyond noise, ○ within."
 HOW_TESTED = (
     "Beyond noise means: a paired t-test over seeds (both sides learn from the same labels and are judged by the same "
-    f"pixels), corrected after Holm for all comparisons of its table, gives p < {NOISE_P}. Fewer than "
+    f"pixels), corrected after Holm for all comparisons of its table, gives p < {NOISE_P}. Lines of an overview come "
+    "from tables of their own and are not corrected for each other; teachers are tested apart. Fewer than "
     f"{FEWEST_SEEDS} seeds are not tested. It speaks of other draws of labels from this scene, not of other scenes."
 )
 
@@ -131,5 +132,9 @@ def judged(methods: Sequence[Method]) -> str:
 
 def mean_fit_seconds(method: Method) -> str:
     """How long a fit takes."""
-    known = [cell["seconds"]["fit"] for cell in method.cells if (cell.get("seconds") or {}).get("fit") is not None]
+    known = [
+        cell["seconds"]["fit"] + (cell.get("remembered_seconds") or 0)
+        for cell in method.cells
+        if (cell.get("seconds") or {}).get("fit") is not None
+    ]
     return f"{np.mean(known):.3g}" if known else ""

@@ -241,12 +241,14 @@ def _line(row: dict[str, Any]) -> str:
     labels = Amount(**row["amount"]).label
     name = f"{row['group']}: {row['label']}" if row["group"] else row["label"]
     names = {"OA": "oa", "AA": "aa", "kappa": "kappa"}
-    figures = [f"{word} {_spread(row['scores'][metric])}" for word, metric in names.items()]
+    seeds = len(row["seeds"])
+    figures = [f"{word} {_spread(row['scores'][metric], seeds)}" for word, metric in names.items()]
     if row["mapped"] and row["mapped"] != row["scores"]:  # not where a network is judged by its map
-        figures.append(f"map OA {_spread(row['mapped']['oa'])}")
-    seeds = f"{len(row['seeds'])} seed{'s' * (len(row['seeds']) != 1)}"
-    return f"{row['part']:<11}  {name:<44}  {row['recipe'] or '-':<6}  {labels:>16}  {'  '.join(figures)}  ({seeds})"
+        figures.append(f"map OA {_spread(row['mapped']['oa'], seeds)}")
+    over = f"{seeds} seed{'s' * (seeds != 1)}"
+    return f"{row['part']:<11}  {name:<44}  {row['recipe'] or '-':<6}  {labels:>16}  {'  '.join(figures)}  ({over})"
 
 
-def _spread(found: dict[str, float]) -> str:
-    return f"{100 * found['mean']:.2f} ± {100 * found['sd']:.2f}"
+def _spread(found: dict[str, float], seeds: int) -> str:
+    """One seed has no deviation."""
+    return f"{100 * found['mean']:.2f}" + (f" ± {100 * found['sd']:.2f}" if seeds > 1 else "")
