@@ -270,7 +270,7 @@ def test_changes_with_too_few_seeds_are_not_called_alike(made):
         for name in ("no_teacher", "mixing"):
             made.add(Cell("ingredients", name, "strong", ONE, seed))
         made.add(Cell("variants", "cosine_squared", "strong", ONE, seed))
-    assert findings_of(blocks_of(made, tables.ingredients)) == "Ingredients has too few seeds for a test."
+    assert findings_of(blocks_of(made, tables.ingredients)) == "Ingredients: too few seeds for a test."
 
 
 def test_noise_is_not_called_a_ranking(made):
@@ -322,8 +322,8 @@ def test_a_teacher_stands_beside_its_network_and_takes_no_time_of_its_own(made):
 
 
 def test_ingredients_stand_under_what_was_taken_out_and_put_in(made):
-    made.add_table_one([ONE], ["strong"], 2, (DEFAULT_VARIANT,))
-    for name, seed in product(("mixing", "no_teacher", "no_symmetries"), range(2)):
+    made.add_table_one([ONE], ["strong"], 3, (DEFAULT_VARIANT,))
+    for name, seed in product(("mixing", "no_teacher", "no_symmetries"), range(3)):
         made.add(Cell("ingredients", name, "strong", ONE, seed))
     blocks = blocks_of(made, tables.ingredients)
     assert [row.name for row in table_of(blocks).rows] == [

@@ -354,7 +354,7 @@ def _changes(by_group: Mapping[str, Mapping[str, Comparison]], title: str) -> st
     every = [(group, label, change) for group, changes in by_group.items() for label, change in changes.items()]
     found = [one for one in every if one[2].p is not None]
     if not found:
-        return f"{title} has too few seeds for a test."
+        return f"{title}: too few seeds for a test."
     beyond = [(group, label, change) for group, label, change in found if change.is_beyond_noise]
     if not beyond:
         return f"No change of {title} differs from the default beyond noise."
