@@ -59,6 +59,22 @@ def test_where_every_pixel_differs_from_its_neighbours_spectra_are_trusted():
     assert "spectra" in str(lesson.choice)
 
 
+def test_classes_count_by_how_much_of_what_is_asked_for_they_are():
+    """As many labels of every class, half of which lie in fields and half pixel by pixel: what is asked for decides."""
+    generator = np.random.default_rng(0)
+    scene = noisy_scene(1.2)
+    fields, mixed = scene.labels.copy(), noisy_scene(1.2, mixed=True).labels
+    left = np.arange(COLS) < COLS // 2
+    labels = np.where(left, np.where(fields <= 2, 1, 2), np.where(mixed <= 2, 3, 4)).astype(np.uint16)
+    spectra = generator.normal(size=(4, BANDS))
+    cube = (spectra[labels - 1] + generator.normal(size=(ROWS, COLS, BANDS)) * 1.2).astype(np.float32)
+    scene = replace(scene, cube=cube, labels=labels)
+    train = np.concatenate([generator.permutation(np.argwhere(labels == value))[:25] for value in range(1, 5)])
+    asked = {name: np.argwhere((labels > 0) & is_side) for name, is_side in (("fields", left), ("mixed", ~left))}
+    pulls = {name: teach(scene, Split("random", train, train[:0], test), 0).choice.pull for name, test in asked.items()}
+    assert pulls["fields"] < pulls["mixed"]
+
+
 def test_answers_are_probabilities_agree_with_the_labels_and_leave_out_what_holds_no_data():
     scene = noisy_scene(1.0)
     valid = scene.valid.copy()

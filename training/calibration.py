@@ -26,7 +26,12 @@ def fit_temperature(logits: NDArray[np.float32], truth: NDArray[np.integer], low
     return math.exp(found.x)
 
 
-def unlikeliness(logits: NDArray[np.float32], truth: NDArray[np.integer], temperature: float) -> float:
-    """Mean negative log-likelihood of the classes 0..K-1."""
+def unlikeliness(
+    logits: NDArray[np.float32],
+    truth: NDArray[np.integer],
+    temperature: float,
+    weights: NDArray[np.floating] | None = None,
+) -> float:
+    """Mean negative log-likelihood of the classes 0..K-1, weighted or not."""
     likeliness = log_softmax(logits.astype(np.float64) / temperature, axis=1)
-    return -float(likeliness[np.arange(len(truth)), truth].mean())
+    return -float(np.average(likeliness[np.arange(len(truth)), truth], weights=weights))

@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,8 +109,10 @@ def teach(scene: LabelledScene, split: Split, seed: int) -> Lesson:
     classes = scene.labels.ravel()[places].astype(np.int64) - 1
     spectra = Spectra.of(scene)
     graph = Graph.of(spectra.components[:, :EDGE_COMPONENTS], scene.valid)
-    choice = _choose(spectra, graph, places, classes, split, len(scene.legend), seed)
     spectral = spectra.classify(places, classes, len(scene.legend))
+    asked = np.ravel_multi_index((split.test[:, 0], split.test[:, 1]), (rows, cols))
+    expected = (spectral[asked] if len(asked) else spectral[scene.valid.ravel()]).mean(axis=0)
+    choice = _choose(spectra, graph, places, classes, split, expected, seed)
     probabilities = next(graph.walk(spectral, places, classes, (choice.pull,)))
     # A walk far from its labels is right more often than it is sure; a network learns sure answers sooner.
     sharpened = np.power(probabilities, 1 / min(1.0, choice.temperature))
@@ -147,14 +148,18 @@ def _choose(
     places: NDArray[np.int64],
     classes: NDArray[np.int64],
     split: Split,
-    class_count: int,
+    expected: NDArray[np.float32],
     seed: int,
 ) -> Choice:
     """The pull under which the held-out training pixels are likeliest, each pull with the temperature that suits it.
 
-    Likelihood, because a hundred pixels are too few for shares of right answers to differ by more than chance. Of pulls
-    that are alike the weakest is taken: where every held-out pixel is sure, neighbours settle the odd ones.
+    Likelihood, because a hundred pixels are too few for shares of right answers to differ by more than chance. A class
+    counts as much as it is `expected` among the pixels asked for: five labels of each say little about a scene that is
+    mostly one. Of pulls that are alike the weakest is taken: where every held-out pixel is sure, neighbours settle the
+    odd ones.
     """
+    class_count = len(expected)
+    weight_of = expected / np.maximum(np.bincount(classes, minlength=class_count), 1)
     answers: list[list[Probabilities]] = [[] for _ in PULLS]
     truths: list[NDArray[np.int64]] = []
     held_out_px, asked_px = [], 0.0
@@ -185,7 +190,12 @@ def _choose(
     truth = np.concatenate(truths)
     held_out = [np.log(np.maximum(np.concatenate(found), SMALLEST_PROBABILITY)) for found in answers]
     temperatures = [fit_temperature(logits, truth, SHARPEST) for logits in held_out]
-    unlikely = np.array([unlikeliness(*found) for found in zip(held_out, repeat(truth), temperatures, strict=False)])
+    unlikely = np.array(
+        [
+            unlikeliness(logits, truth, temperature, weight_of[truth])
+            for logits, temperature in zip(held_out, temperatures, strict=True)
+        ]
+    )
     best = int(np.flatnonzero(unlikely <= unlikely.min() + ALIKE)[-1])
     accuracy = [float((logits.argmax(axis=1) == truth).mean()) for logits in held_out]
     return Choice(PULLS[best], temperatures[best], accuracy[best], accuracy[0], float(np.median(held_out_px)), asked_px)
