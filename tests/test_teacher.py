@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from tests import scenes
 from training.splits import Split, split_labels
-from training.teacher import PULLS, Graph, RememberingTeacher, Spectra, matched_folds, teach
+from training.teacher import PULLS, Graph, RememberingTeacher, Spectra, _weights, matched_folds, teach
 
 ROWS, COLS, BANDS = 48, 40, 8
 
@@ -73,6 +74,14 @@ def test_classes_count_by_how_much_of_what_is_asked_for_they_are():
     asked = {name: np.argwhere((labels > 0) & is_side) for name, is_side in (("fields", left), ("mixed", ~left))}
     pulls = {name: teach(scene, Split("random", train, train[:0], test), 0).choice.pull for name, test in asked.items()}
     assert pulls["fields"] < pulls["mixed"]
+
+
+def test_labels_in_unequal_numbers_are_believed_to_be_as_common_as_what_is_asked_for():
+    expected = np.array([0.7, 0.2, 0.1], np.float32)
+    even, uneven = np.repeat([0, 1, 2], 5), np.repeat([0, 1, 2], [5, 5, 11])
+    assert_allclose(_weights(even, expected) * 5, expected)
+    assert (_weights(uneven, expected) == 1).all()
+    assert_allclose(_weights(np.repeat([0, 2], 5), expected)[[0, 2]] * 5, [0.7, 0.1])
 
 
 def test_answers_are_probabilities_agree_with_the_labels_and_leave_out_what_holds_no_data():

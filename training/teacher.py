@@ -44,6 +44,7 @@ TOLERANCE = 1e-4  # of a step; answers were then off by at most 0.001 at the wea
 MOST_ITERATIONS = 1000
 SHARPEST = 0.1  # temperature of the teacher's answers
 ALIKE = 1e-3  # pulls whose likelihoods differ by less, in nats a pixel, are as good as each other
+EVEN = 2  # classes of which none has more than so many times the labels of another were labelled by class
 SMALLEST_PROBABILITY = 1e-4  # one odd pixel must not decide alone
 
 Probabilities = NDArray[np.float32]  # (pixels, classes)
@@ -153,13 +154,11 @@ def _choose(
 ) -> Choice:
     """The pull under which the held-out training pixels are likeliest, each pull with the temperature that suits it.
 
-    Likelihood, because a hundred pixels are too few for shares of right answers to differ by more than chance. A class
-    counts as much as it is `expected` among the pixels asked for: five labels of each say little about a scene that is
-    mostly one. Of pulls that are alike the weakest is taken: where every held-out pixel is sure, neighbours settle the
-    odd ones.
+    Likelihood, because a hundred pixels are too few for shares of right answers to differ by more than chance. Of pulls
+    that are alike the weakest is taken: where every held-out pixel is sure, neighbours settle the odd ones.
     """
     class_count = len(expected)
-    weight_of = expected / np.maximum(np.bincount(classes, minlength=class_count), 1)
+    weight_of = _weights(classes, expected)
     answers: list[list[Probabilities]] = [[] for _ in PULLS]
     truths: list[NDArray[np.int64]] = []
     held_out_px, asked_px = [], 0.0
@@ -199,6 +198,19 @@ def _choose(
     best = int(np.flatnonzero(unlikely <= unlikely.min() + ALIKE)[-1])
     accuracy = [float((logits.argmax(axis=1) == truth).mean()) for logits in held_out]
     return Choice(PULLS[best], temperatures[best], accuracy[best], accuracy[0], float(np.median(held_out_px)), asked_px)
+
+
+def _weights(classes: NDArray[np.int64], expected: NDArray[np.float32]) -> NDArray[np.float64]:
+    """What a held-out pixel of each class counts.
+
+    As many labels of every class say nothing of how common it is: there a class counts by its `expected` share of the
+    pixels asked for. Otherwise the labels' own shares are believed, which are better known than expected ones.
+    """
+    counts = np.bincount(classes, minlength=len(expected))
+    if counts.max() > EVEN * counts[counts > 0].min():
+        return np.ones(len(expected))
+    weights: NDArray[np.float64] = expected / np.maximum(counts, 1)
+    return weights
 
 
 @dataclass(frozen=True)
