@@ -8,6 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from tests import scenes
+from training import teacher as teaching
 from training.splits import Split, split_labels
 from training.teacher import PULLS, Graph, RememberingTeacher, Spectra, _weights, matched_folds, teach
 
@@ -82,6 +83,49 @@ def test_labels_in_unequal_numbers_are_believed_to_be_as_common_as_what_is_asked
     assert_allclose(_weights(even, expected) * 5, expected)
     assert (_weights(uneven, expected) == 1).all()
     assert_allclose(_weights(np.repeat([0, 2], 5), expected)[[0, 2]] * 5, [0.7, 0.1])
+
+
+def few_labels(scene, count: int) -> Split:
+    """As many labels of every class, anywhere; all the rest is asked for."""
+    generator = np.random.default_rng(1)
+    places = [generator.permutation(np.argwhere(scene.labels == value)) for value in range(1, 5)]
+    train, test = (np.concatenate([found[part] for found in places]) for part in (slice(count), slice(count, None)))
+    return Split("random", train, train[:0], test)
+
+
+def test_with_few_labels_in_noisy_fields_smoothed_spectra_have_a_voice_and_help(monkeypatch):
+    scene = noisy_scene(2.0)
+    split = few_labels(scene, 4)
+    lesson = teach(scene, split, 0)
+    assert lesson.choice.is_smoothed
+    assert lesson.choice.record()["smoothed"] is True
+    assert "smoothed spectra" in str(lesson.choice)
+    monkeypatch.setattr(teaching, "FEW_LABELS", 0)
+    without = teach(scene, split, 0)
+    assert not without.choice.is_smoothed
+    assert "smoothed" not in without.choice.record()
+    right = [share_right(found.probabilities, scene, split.test) for found in (lesson, without)]
+    assert right[0] > right[1]
+
+
+def test_smoothing_is_not_tried_with_many_labels_or_where_held_out_pixels_lie_too_near():
+    scene = noisy_scene(2.0)
+    assert not teach(scene, few_labels(scene, 8), 0).choice.is_smoothed
+    distance = np.abs(np.argwhere(scene.labels > 0) - [ROWS // 2, COLS // 2]).max(axis=1)  # from where fields meet
+    near, far = np.argwhere(scene.labels > 0)[distance <= 2], np.argwhere(scene.labels > 0)[distance > 12]
+    train = np.concatenate([near[scene.labels[tuple(near.T)] == value][:4] for value in range(1, 5)])
+    assert not teach(scene, Split("spatial", train, train[:0], far), 0).choice.is_smoothed
+
+
+def test_a_smoothed_value_lies_between_its_own_and_its_neighbours():
+    scene = noisy_scene(1.0)
+    spectra = Spectra.of(scene)
+    graph = Graph.of(spectra.components[:, :3], scene.valid)
+    smooth = graph.smooth(spectra.standardised)
+    assert smooth.shape == spectra.standardised.shape
+    field = (scene.labels == 1).ravel()
+    assert smooth[field].std(axis=0).mean() < spectra.standardised[field].std(axis=0).mean() / 1.5
+    assert_allclose(graph.smooth(np.ones((ROWS * COLS, 2), np.float32)), 1, atol=1e-3)
 
 
 def test_answers_are_probabilities_agree_with_the_labels_and_leave_out_what_holds_no_data():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,6 +36,11 @@ MOST_LABELS = 5_000  # that are held out in turn; more say no more and take long
 WEAKEST_TIE = 0.01  # odd pixels of a field are still its pixels; also keeps the graph in one piece
 # How hard a pixel is pulled to its own spectrum's answer, where neighbours that look alike pull with about 8 * 0.4.
 PULLS = (math.inf, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
+# With fewer labels a class than this on average, smoothed spectra are tried as voices too: noise matters most then.
+# 0.1 is to a spectrum that is smoothed what a pull is to an answer: averages over some 5 pixels to each side.
+FEW_LABELS = 6
+SMOOTHING_PULL = 0.1
+COLUMNS_AT_ONCE = 16  # that are smoothed: bounds the memory
 FOLDS = 5
 REPEATS = 2  # of the cross-validation, with other folds; larger scenes take long enough once
 LARGE_SCENE_PIXELS = 100_000
@@ -60,6 +65,7 @@ class Choice:
     spectral_accuracy: float | None
     held_out_px: float  # median distance of a held-out pixel from the nearest label it was judged by
     asked_px: float  # median distance of the pixels asked for from the nearest label
+    is_smoothed: bool = False  # smoothed spectra have a voice too
 
     def _shares(self) -> dict[str, float]:
         if self.accuracy is None or self.spectral_accuracy is None:
@@ -73,6 +79,7 @@ class Choice:
         """The choice as it stands in a manifest and in a study's cells."""
         return {
             "pull": "spectra alone" if math.isinf(self.pull) else self.pull,
+            **({"smoothed": True} if self.is_smoothed else {}),
             "temperature": round(self.temperature, 4),
             **self._shares(),
             "held_out_distance_px": round(self.held_out_px, 1),
@@ -87,8 +94,9 @@ class Choice:
             if math.isinf(self.pull)
             else f"spectra and neighbours, with a pull of {self.pull:g} to a pixel's own spectrum"
         )
+        smoothed = "smoothed spectra, " if self.is_smoothed else ""
         return (
-            f"taught by {how} (held-out training pixels {100 * self.accuracy:.1f} % right, by spectra alone "
+            f"taught by {smoothed}{how} (held-out training pixels {100 * self.accuracy:.1f} % right, by spectra alone "
             f"{100 * self.spectral_accuracy:.1f} %; they lay {self.held_out_px:.0f} px from the labels used, those "
             f"asked for lie {self.asked_px:.0f} px)"
         )
@@ -110,10 +118,14 @@ def teach(scene: LabelledScene, split: Split, seed: int) -> Lesson:
     classes = scene.labels.ravel()[places].astype(np.int64) - 1
     spectra = Spectra.of(scene)
     graph = Graph.of(spectra.components[:, :EDGE_COMPONENTS], scene.valid)
+    is_tried = len(places) < FEW_LABELS * len(np.unique(classes))
+    voices = [[spectra], [spectra, spectra.smoothed(graph)]] if is_tried else [[spectra]]
     spectral = spectra.classify(places, classes, len(scene.legend))
     asked = np.ravel_multi_index((split.test[:, 0], split.test[:, 1]), (rows, cols))
     expected = (spectral[asked] if len(asked) else spectral[scene.valid.ravel()]).mean(axis=0)
-    choice = _choose(spectra, graph, places, classes, split, expected, seed)
+    choice = _choose(voices, graph, places, classes, split, expected, seed)
+    if choice.is_smoothed:
+        spectral = _agree(voices[1], places, classes, len(scene.legend))
     probabilities = next(graph.walk(spectral, places, classes, (choice.pull,)))
     # A walk far from its labels is right more often than it is sure; a network learns sure answers sooner.
     sharpened = np.power(probabilities, 1 / min(1.0, choice.temperature))
@@ -143,8 +155,16 @@ class RememberingTeacher:
         return lesson
 
 
+def _agree(
+    voices: Sequence[Spectra], places: NDArray[np.int64], classes: NDArray[np.int64], class_count: int
+) -> Probabilities:
+    """The mean of what several say."""
+    mean: Probabilities = np.mean([voice.classify(places, classes, class_count) for voice in voices], axis=0)
+    return mean
+
+
 def _choose(
-    spectra: Spectra,
+    voices: Sequence[Sequence[Spectra]],
     graph: Graph,
     places: NDArray[np.int64],
     classes: NDArray[np.int64],
@@ -152,37 +172,45 @@ def _choose(
     expected: NDArray[np.float32],
     seed: int,
 ) -> Choice:
-    """The pull under which the held-out training pixels are likeliest, each pull with the temperature that suits it.
+    """The voices and the pull that make the held-out training pixels likeliest, each with a temperature that suits it.
 
     Likelihood, because a hundred pixels are too few for shares of right answers to differ by more than chance. Of pulls
     that are alike the weakest is taken: where every held-out pixel is sure, neighbours settle the odd ones.
     """
     class_count = len(expected)
     weight_of = _weights(classes, expected)
-    answers: list[list[Probabilities]] = [[] for _ in PULLS]
     truths: list[NDArray[np.int64]] = []
-    held_out_px, asked_px = [], 0.0
     generator = np.random.default_rng(seed)
     train = split.train
     if len(train) > MOST_LABELS:
         some = np.sort(generator.choice(len(train), MOST_LABELS, replace=False))
         train, places, classes = train[some], places[some], classes[some]
-    for _ in range(1 if len(spectra.standardised) > LARGE_SCENE_PIXELS else REPEATS):
-        folds = matched_folds(train, split.test, generator)
-        asked_px = folds.asked_px
-        held_out_px.append(folds.held_out_px)
+    is_large = graph.ties.shape[0] > LARGE_SCENE_PIXELS
+    repeats = [matched_folds(train, split.test, generator) for _ in range(1 if is_large else REPEATS)]
+    held_out_px, asked_px = float(np.median([folds.held_out_px for folds in repeats])), repeats[-1].asked_px
+    if held_out_px < asked_px / 2:  # smoothing makes near pixels alike: it would look better than it will be
+        voices = voices[:1]
+    ways = [(number, pull) for number in range(len(voices)) for pull in PULLS]
+    answers: list[list[Probabilities]] = [[] for _ in ways]
+    for folds in repeats:
         for fold in range(FOLDS):
             held = folds.fold_of == fold
             # A class that only the held-out pixels have could not be found by anybody.
             judged = held & np.isin(classes, classes[~held])
             if not judged.any() or len(np.unique(classes[~held])) < 2:
                 continue
-            spectral = spectra.classify(places[~held], classes[~held], class_count)
             # Labels nearer to the held-out pixels than labels mostly lie to those asked for would help too much.
             distance, _ = cKDTree(train[held]).query(train)
             anchors = ~held & (distance >= asked_px)
-            for number, walked in enumerate(graph.walk(spectral, places[anchors], classes[anchors], PULLS)):
-                answers[number].append(walked[places[judged]])
+            walks = (
+                walked
+                for some in voices
+                for walked in graph.walk(
+                    _agree(some, places[~held], classes[~held], class_count), places[anchors], classes[anchors], PULLS
+                )
+            )
+            for found, walked in zip(answers, walks, strict=True):
+                found.append(walked[places[judged]])
             truths.append(classes[judged])
     if not truths:
         return Choice(math.inf, 1.0, None, None, 0.0, asked_px)
@@ -197,7 +225,8 @@ def _choose(
     )
     best = int(np.flatnonzero(unlikely <= unlikely.min() + ALIKE)[-1])
     accuracy = [float((logits.argmax(axis=1) == truth).mean()) for logits in held_out]
-    return Choice(PULLS[best], temperatures[best], accuracy[best], accuracy[0], float(np.median(held_out_px)), asked_px)
+    number, pull = ways[best]
+    return Choice(pull, temperatures[best], accuracy[best], accuracy[0], held_out_px, asked_px, number == 1)
 
 
 def _weights(classes: NDArray[np.int64], expected: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -294,6 +323,10 @@ class Spectra:
         chosen = directions[:, np.argsort(-sizes)[:COMPONENTS]]
         return cls(flat, flat @ (whitener @ chosen).astype(np.float32))
 
+    def smoothed(self, graph: Graph) -> Spectra:
+        """Every pixel's spectrum averaged with those of its neighbours that look alike, and of theirs."""
+        return Spectra(graph.smooth(self.standardised), graph.smooth(self.components))
+
     def classify(self, places: NDArray[np.int64], classes: NDArray[np.int64], class_count: int) -> Probabilities:
         """Probabilities of all pixels: the mean of a logistic regression's and a linear discriminant's."""
         found = np.zeros((len(self.standardised), class_count), np.float32)
@@ -362,6 +395,15 @@ class Graph:
         strength = np.exp(-difference / max(typical, 1e-12)) + WEAKEST_TIE
         upper = sparse.coo_array((strength, (first, second)), shape=(rows * cols, rows * cols))
         return cls((upper + upper.T).tocsr().astype(np.float32))
+
+    def smooth(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Values (pixels, n): each the mean of its neighbours', weighted by ties, and of what it was."""
+        diagonal = np.asarray(self.ties.sum(axis=1), np.float32).reshape(-1, 1) + np.float32(SMOOTHING_PULL)
+        found = np.empty_like(values)
+        for first in range(0, values.shape[1], COLUMNS_AT_ONCE):
+            some = slice(first, first + COLUMNS_AT_ONCE)
+            found[:, some] = _solve(self.ties, diagonal, np.float32(SMOOTHING_PULL) * values[:, some], values[:, some])
+        return found
 
     def walk(
         self,
