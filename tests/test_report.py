@@ -382,7 +382,7 @@ def test_what_was_chosen_is_counted_over_seeds_by_amount(made):
         "5\u00a0% of the labels (19 pixels)",
     ]
     assert table.columns[1] == "choice (seeds)"
-    assert table.rows[0].entries[0].text == "spectra alone (1), pull 0.1 (2)"
+    assert table.rows[0].entries[0].text == "spectra alone (1), pull 0.1 (2); smoothed spectra too (1)"
     assert all(re.fullmatch(r"\d+\.\d ± \d+\.\d", entry.text) for entry in table.rows[0].entries[1:3])
     assert table.rows[0].entries[4].text == "41 ± 0"
     assert len(table.columns) == 1 + len(table.rows[0].entries)

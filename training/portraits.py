@@ -251,7 +251,8 @@ def _taught_table(study: Study, recipe: str, cells: Sequence[Record]) -> Table:
         if not of_amount:
             continue
         pulls = [cell["chosen"]["pull"] for cell in of_amount]
-        entries = [Entry(_counted(pulls, "pull "))]
+        smoothed = sum(bool(cell["chosen"].get("smoothed")) for cell in of_amount)
+        entries = [Entry(_counted(pulls, "pull ") + (f"; smoothed spectra too ({smoothed})" if smoothed else ""))]
         for key, (_, factor, digits) in CHOICES.items():
             values = [factor * cell["chosen"][key] for cell in of_amount if key in cell["chosen"]]
             entries.append(Entry(_mean(values, digits)))
@@ -263,7 +264,8 @@ def _taught_table(study: Study, recipe: str, cells: Sequence[Record]) -> Table:
         rows,
         "The recipe's teacher answers for the whole scene, by spectra and by neighbours that look alike. How hard it "
         "pulls a pixel to its own spectrum's answer is chosen by training pixels that are held out: a smaller pull "
-        "lets neighbours count for more, 'spectra alone' is where they did not help. Those pixels should lie as far "
+        "lets neighbours count for more, 'spectra alone' is where they did not help; with few labels a class, spectra "
+        "that are averaged with neighbours' are tried too. Those pixels should lie as far "
         "from the labels as the test pixels do, which labels that lie close together do not allow. The last column is "
         "what came of it: how often the network was right. "
         "Mean ± standard deviation over seeds.",
