@@ -40,6 +40,7 @@ PULLS = (math.inf, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 # 0.1 is to a spectrum that is smoothed what a pull is to an answer: averages over some 5 pixels to each side.
 FEW_LABELS = 6
 SMOOTHING_PULL = 0.1
+WORTH_A_VOICE = 0.05  # nats a pixel that smoothed spectra must make held-out pixels likelier by
 COLUMNS_AT_ONCE = 16  # that are smoothed: bounds the memory
 FOLDS = 5
 REPEATS = 2  # of the cross-validation, with other folds; larger scenes take long enough once
@@ -223,6 +224,7 @@ def _choose(
             for logits, temperature in zip(held_out, temperatures, strict=True)
         ]
     )
+    unlikely[len(PULLS) :] += WORTH_A_VOICE
     best = int(np.flatnonzero(unlikely <= unlikely.min() + ALIKE)[-1])
     accuracy = [float((logits.argmax(axis=1) == truth).mean()) for logits in held_out]
     number, pull = ways[best]
