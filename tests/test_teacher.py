@@ -82,6 +82,7 @@ def test_labels_in_unequal_numbers_are_believed_to_be_as_common_as_what_is_asked
     even, uneven = np.repeat([0, 1, 2], 5), np.repeat([0, 1, 2], [5, 5, 11])
     assert_allclose(_weights(even, expected) * 5, expected)
     assert (_weights(uneven, expected) == 1).all()
+    assert (_weights(even, np.array([1.0, 0, 0], np.float32)) > 0).all()  # one that is expected nowhere still counts
     assert_allclose(_weights(np.repeat([0, 2], 5), expected)[[0, 2]] * 5, [0.7, 0.1])
 
 

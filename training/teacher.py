@@ -240,7 +240,7 @@ def _weights(classes: NDArray[np.int64], expected: NDArray[np.float32]) -> NDArr
     counts = np.bincount(classes, minlength=len(expected))
     if counts.max() > EVEN * counts[counts > 0].min():
         return np.ones(len(expected))
-    weights: NDArray[np.float64] = expected / np.maximum(counts, 1)
+    weights: NDArray[np.float64] = np.maximum(expected, SMALLEST_PROBABILITY) / np.maximum(counts, 1)
     return weights
 
 
