@@ -21,10 +21,9 @@ SQUARING: tuple[Squaring, ...] = get_args(Squaring)
 # Below this squared length a vector has no direction: it is left (nearly) zero, so its scores are 0 and never NaN.
 SMALLEST_SQUARED_NORM = 1e-12
 # Of the additive score: what a query or a key adds at most (exp(2 x) stays a normal number of single precision), and
-# how many numbers of pairs are made at once. 1 MB stays in a core's own cache; AMD EPYC, one busy core, forward and
-# backward: 14 patches/s, against 4 with a number kept for every pair.
+# how many numbers of pairs a GPU makes at once.
 LARGEST_PART = 43.0
-NUMBERS_AT_ONCE = {"cpu": 2**18, "cuda": 2**26}
+NUMBERS_AT_ONCE = 2**26
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class AdditiveScore(nn.Module):
             return added_tanh(_power(query_part), _power(key_part), weight)
         count, heads, tokens, _ = query_part.shape
         weights = weight.expand(count, -1, -1).flatten(0, 1)
-        scores = blockwise_added_tanh(query_part.flatten(0, 1), key_part.flatten(0, 1), weights)
+        scores = all_added_tanh(query_part.flatten(0, 1), key_part.flatten(0, 1), weights)
         return scores.reshape(count, heads, tokens, -1).to(queries.dtype)
 
 
@@ -178,10 +177,10 @@ def _power(part: Tensor) -> Tensor:
     return torch.exp(2 * precise.clamp(-LARGEST_PART, LARGEST_PART))
 
 
-class BlockwiseAddedTanh(torch.autograd.Function):
-    """`added_tanh` that never keeps a number for every pair and component: blocks of pairs are made, used and dropped.
+class AddedTanh(torch.autograd.Function):
+    """`added_tanh` that never keeps a number for every pair and component; the gradient makes them again.
 
-    The gradient makes them again. A step of the additive score is bound by memory otherwise.
+    A step of the additive score is bound by memory otherwise.
     """
 
     @staticmethod
@@ -189,31 +188,20 @@ class BlockwiseAddedTanh(torch.autograd.Function):
         """Scores (m, i, j) of queries (m, i, width), keys (m, j, width) and weights (m, width)."""
         ctx.save_for_backward(queries, keys, weight)
         query_power, key_power = _power(queries), _power(keys)
-        weight = weight.to(query_power.dtype)
-        scores = query_power.new_empty(len(queries), queries.shape[1], keys.shape[1])
+        make = looped_scores if queries.device.type == "cpu" else blockwise_scores
         with torch.autocast(queries.device.type, enabled=False):
-            for some, rows in _blocks(queries, keys):
-                scores[some, rows] = added_tanh(query_power[some, rows], key_power[some], weight[some])
-        return scores
+            return make(query_power, key_power, weight.to(query_power.dtype))
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """d tanh(x) = 1 - tanh(x)^2 = 4 c (1 - c), where c = (1 - tanh(x)) / 2."""
         queries, keys, weight = ctx.saved_tensors
-        (outer_gradient,) = outer
         query_power, key_power = _power(queries), _power(keys)
-        by_query, by_key = torch.empty_like(query_power), torch.zeros_like(key_power)
-        by_weight = torch.zeros_like(query_power[:, 0])
+        gradient = outer[0].to(query_power.dtype)  # (m, i, j)
+        make = looped_slopes if queries.device.type == "cpu" else blockwise_slopes
         with torch.autocast(queries.device.type, enabled=False):
-            for some, rows in _blocks(queries, keys):
-                gradient = outer_gradient[some, rows].to(query_power.dtype)  # (m, i, j)
-                pairs = _complement(query_power[some, rows], key_power[some])  # (m, i, j, width)
-                complement = gradient.flatten(1).unsqueeze(1) @ pairs.flatten(1, 2)  # (m, 1, width)
-                by_weight[some] += gradient.sum(dim=(1, 2))[:, None] - 2 * complement.squeeze(1)
-                slope = torch.addcmul(pairs, pairs, pairs, value=-1).mul_(gradient.unsqueeze(-1))
-                by_query[some, rows] = slope.sum(dim=2)
-                by_key[some] += slope.sum(dim=1)
-        scale = 4 * weight.unsqueeze(1)
+            by_query, by_key, complement = make(query_power, key_power, gradient)
+            scale, by_weight = 4 * weight.unsqueeze(1), gradient.sum(dim=(1, 2))[:, None] - 2 * complement
         return (
             (by_query * scale).to(queries.dtype),
             (by_key * scale).to(keys.dtype),
@@ -221,15 +209,61 @@ class BlockwiseAddedTanh(torch.autograd.Function):
         )
 
 
-blockwise_added_tanh: Callable[[Tensor, Tensor, Tensor], Tensor] = BlockwiseAddedTanh.apply
+all_added_tanh: Callable[[Tensor, Tensor, Tensor], Tensor] = AddedTanh.apply
+
+
+def looped_scores(query_power: Tensor, key_power: Tensor, weight: Tensor) -> Tensor:
+    """`added_tanh` by a processor's compiled loops."""
+    from model.pairs import add_scores  # numba takes a while to load, and no other score function needs it
+
+    count, rows, _ = query_power.shape
+    scores = weight.sum(dim=1)[:, None, None].expand(count, rows, key_power.shape[1]).contiguous()
+    add_scores(*_arrays(query_power, key_power.mT, weight, scores))
+    return scores
+
+
+def looped_slopes(query_power: Tensor, key_power: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """With gradients g of the scores: g c (1 - c) summed over keys and over queries, and g c summed over both."""
+    from model.pairs import add_slopes
+
+    by_query, by_key = torch.zeros_like(query_power), torch.zeros_like(key_power.mT.contiguous())
+    complement = torch.zeros_like(query_power[:, 0])
+    add_slopes(*_arrays(query_power, key_power.mT, gradient, by_query, by_key, complement))
+    return by_query, by_key.mT, complement
+
+
+def _arrays(*tensors: Tensor) -> Iterator[Any]:
+    """The tensors as numpy sees them, each in one piece; what is to be written to must lie so already."""
+    return (tensor.detach().contiguous().numpy() for tensor in tensors)
+
+
+def blockwise_scores(query_power: Tensor, key_power: Tensor, weight: Tensor) -> Tensor:
+    """`added_tanh` on any device: blocks of pairs are made, used and dropped."""
+    scores = query_power.new_empty(len(query_power), query_power.shape[1], key_power.shape[1])
+    for some, rows in _blocks(query_power, key_power):
+        scores[some, rows] = added_tanh(query_power[some, rows], key_power[some], weight[some])
+    return scores
+
+
+def blockwise_slopes(query_power: Tensor, key_power: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same as `looped_slopes` on any device."""
+    by_query, by_key = torch.empty_like(query_power), torch.zeros_like(key_power)
+    complement = torch.zeros_like(query_power[:, 0])
+    for some, rows in _blocks(query_power, key_power):
+        pairs = _complement(query_power[some, rows], key_power[some])  # (m, i, j, width)
+        outer = gradient[some, rows]
+        complement[some] += (outer.flatten(1).unsqueeze(1) @ pairs.flatten(1, 2)).squeeze(1)
+        slope = torch.addcmul(pairs, pairs, pairs, value=-1).mul_(outer.unsqueeze(-1))
+        by_query[some, rows] = slope.sum(dim=2)
+        by_key[some] += slope.sum(dim=1)
+    return by_query, by_key, complement
 
 
 def _blocks(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
     """Parts of the patches' heads, and of their queries, whose pairs are made at once."""
-    at_once = NUMBERS_AT_ONCE.get(queries.device.type, NUMBERS_AT_ONCE["cuda"])
     per_row = keys.shape[1] * keys.shape[2]
-    rows = max(1, min(queries.shape[1], at_once // per_row))
-    some = max(1, at_once // (per_row * queries.shape[1]))
+    rows = max(1, min(queries.shape[1], NUMBERS_AT_ONCE // per_row))
+    some = max(1, NUMBERS_AT_ONCE // (per_row * queries.shape[1]))
     for first in range(0, len(queries), some):
         for row in range(0, queries.shape[1], rows):
             yield slice(first, first + some), slice(row, row + rows)

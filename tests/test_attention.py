@@ -98,9 +98,7 @@ def test_additive_scores_follow_their_equation(name):
                 torch.testing.assert_close(found[0, head, i, j], expected)
 
 
-@pytest.mark.parametrize("at_once", [1, 45, 130, 10_000])
-def test_additive_gradients_do_not_depend_on_blocks(at_once, monkeypatch):
-    monkeypatch.setitem(scores.NUMBERS_AT_ONCE, "cpu", at_once)
+def test_additive_gradients_are_those_of_the_equation():
     torch.manual_seed(0)
     score = scores.AdditiveScore(HEADS, 4).double()
     torch.nn.init.normal_(score.bias)
@@ -118,11 +116,31 @@ def test_additive_gradients_do_not_depend_on_blocks(at_once, monkeypatch):
         torch.testing.assert_close(ours, plain)
 
 
+@pytest.mark.parametrize("at_once", [1, 45, 130, 10_000])
+def test_additive_scores_by_blocks_are_those_by_loops(at_once, monkeypatch):
+    monkeypatch.setattr(scores, "NUMBERS_AT_ONCE", at_once)
+    query_power, key_power = vectors(1, 2, 7, 4).exp(), vectors(2, 2, 9, 4).exp()
+    weight, gradient = vectors(3, 2, 4), vectors(4, 2, 7, 9)
+    by_blocks = scores.blockwise_scores(query_power, key_power, weight)
+    torch.testing.assert_close(by_blocks, scores.looped_scores(query_power, key_power, weight))
+    slopes = scores.blockwise_slopes(query_power, key_power, gradient)
+    for by_block, by_loop in zip(slopes, scores.looped_slopes(query_power, key_power, gradient), strict=True):
+        torch.testing.assert_close(by_block, by_loop)
+
+
 def test_additive_scores_of_large_tokens_are_still_those_of_tanh():
     weight = torch.tensor([[1.0]])
     queries, keys = torch.tensor([[[40.0], [100.0], [30.0]]]), torch.tensor([[[-25.0], [-21.0], [-30.5]]])
-    found = scores.blockwise_added_tanh(queries, keys, weight)
+    found = scores.all_added_tanh(queries, keys, weight)
     torch.testing.assert_close(found, torch.tanh(queries + keys.transpose(1, 2)))
+
+
+def test_additive_gradients_of_large_tokens_are_numbers():
+    queries = torch.tensor([[[90.0], [40.0], [-90.0]]], requires_grad=True)
+    keys = torch.full((1, 40, 1), 60.0, requires_grad=True)  # wide enough for loops over vectors
+    scores.all_added_tanh(queries, keys, torch.tensor([[1.0]])).sum().backward()
+    assert queries.grad.isfinite().all()
+    assert keys.grad.isfinite().all()
 
 
 def test_additive_scores_of_huge_tokens_are_numbers():
