@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from model.architecture import patch_indices
 from training.datasets import LabelledScene
 from training.fit import choose_device
+from training.memory import keep_freed_memory
 from training.splits import Pixels
 
 PATCH_PX = 7
@@ -76,6 +77,7 @@ class FittedCnn:
 
 def fit_cnn(scene: LabelledScene, train: Pixels, seed: int, device: str = "auto") -> FittedCnn:
     """Fit the network to the training pixels, each in the patch round it; the same seed gives the same weights."""
+    keep_freed_memory()
     where = choose_device(device)
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)

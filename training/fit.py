@@ -22,6 +22,7 @@ from model.architecture import ModelConfig, Transformer, answering
 from service.errors import OptionsUnusable, OutputUnwritable
 from training.calibration import fit_temperature
 from training.datasets import LabelledScene
+from training.memory import keep_freed_memory
 from training.patches import (
     Batch,
     PatchSource,
@@ -84,6 +85,7 @@ def fit(
     Where it is watched, reports say how the validation pixels do by the weights of the moment; nothing is decided by
     that.
     """
+    keep_freed_memory()
     where = choose_device(device)
     torch.manual_seed(seed)
     network = Transformer(config)
