@@ -334,6 +334,15 @@ def test_ingredients_stand_under_what_was_taken_out_and_put_in(made):
     assert "No change of Ingredients differs from the default beyond noise" in findings_of(blocks)
 
 
+@pytest.mark.parametrize(("split", "is_said"), [("spatial", True), ("random", False)])
+def test_table_two_says_whose_patches_reach_from_training_to_test_pixels(tmp_path, split, is_said):
+    made = MadeUpStudy(tmp_path, split=split)
+    for name in ("heads_2", "patch_24"):
+        made.add(Cell("ablations", name, "paper", ONE, 0))
+    said = "patches of 24 x 24 reach further: this row is flattered."
+    assert (said in table_of(blocks_of(made, tables.ablations)).note) == is_said
+
+
 def test_table_two_without_the_default_network_still_shows_its_rows(made):
     made.add(Cell("ablations", "heads_2", "paper", ONE, 0))
     blocks = blocks_of(made, tables.ablations)

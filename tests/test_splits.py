@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from model.architecture import HEADS, ModelConfig
 from service.errors import LabelsUnusable
 from tests.scenes import labelled_scene, quadrants
-from training.fit import separation_px
 from training.patches import PatchSource, draw_batches
-from training.recipes import RECIPES
+from training.recipes import RECIPES, separation_px
 from training.splits import Split, split_labels
 
 

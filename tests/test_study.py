@@ -28,11 +28,10 @@ from training import cells as cells_module
 from training import study as study_module
 from training.cells import add_noise, default_config, fit_cell, recipe_of, run_cell
 from training.datasets import LabelledFiles, LabelledScene
-from training.fit import separation_px
 from training.folder import StudyFolder, note_work
 from training.inspection import Mapper, bundle_of, choose_pixels, picture_of, turned, turned_back
 from training.plan import ABLATIONS, BASELINES, INGREDIENTS, Amount, Asked, Cell, choose, choose_recipes, plan_cells
-from training.recipes import RECIPES
+from training.recipes import RECIPES, separation_px
 from training.splits import split_labels
 from training.study import CellsDone, Splits, StudyOptions, open_study, run_study, work_through
 from training.summary import compare_published, summarise_study
@@ -394,11 +393,8 @@ def test_a_number_of_training_pixels_can_be_asked_for(options, scene):
 
 
 def test_a_spatial_study_warns_of_larger_patches(options):
-    tall = scenes.labelled_scene(120, 110)
-    np.save(options.files.scene, tall.cube)
-    np.save(options.files.labels, tall.labels)
     spatial = replace(options, split="spatial", asked=replace(options.asked, ablations=("patch_24", "heads_2")))
-    warnings = study_module._warnings(spatial, tall)
+    warnings = study_module._warnings(spatial)
     assert warnings == ["train and test lie 17 px apart, so that patches of patch_24 overlap: they are flattered"]
 
 

@@ -145,16 +145,6 @@ def fit(
     return Fitted(network.cpu().eval(), temperature, lesson)
 
 
-def separation_px(config: ModelConfig, recipe: Recipe) -> int:
-    """How far from a training pixel another must lie, in row or in column, for their patches to share nothing.
-
-    A mirrored patch reaches one pixel further than a plain one. Where the head `token` learns from single labels, a
-    patch lies anywhere round its pixel. A taught network sees the whole scene: there it is the labels that lie apart.
-    """
-    reaches_further = config.head == "token" and not recipe.taught
-    return config.patch_px + (config.patch_px // 2 if reaches_further else 1)
-
-
 def choose_device(device: str) -> torch.device:
     """The torch device of an option: `auto` takes CUDA where there is one."""
     if device == "auto":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal, get_args
 
@@ -12,7 +12,7 @@ import numpy as np
 from model.architecture import ModelConfig
 from model.attention import VARIANTS
 from service.errors import WrongUsage
-from training.recipes import RECIPES
+from training.recipes import RECIPES, separation_px
 
 Part = Literal["portrait", "variants", "baselines", "ablations", "ingredients"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -176,6 +176,18 @@ CHANGES: dict[str, Mapping[str, Ablation] | Mapping[str, Ingredient]] = {
     "ablations": ABLATIONS,
     "ingredients": INGREDIENTS,
 }
+
+
+# All cells of a study share a split, which keeps labels as far apart as the default network asks for.
+_DEFAULT = RECIPES[DEFAULT_RECIPE]
+SEPARATION_PX = separation_px(ModelConfig(1, 1, head=_DEFAULT.head), _DEFAULT)
+
+
+def reaches_over(name: str) -> bool:
+    """Whether patches of an ablation or ingredient reach from training to test pixels of a spatial split."""
+    recipe = replace(_DEFAULT, **INGREDIENTS[name].change) if name in INGREDIENTS else _DEFAULT
+    change = ABLATIONS[name].change if name in ABLATIONS else {}
+    return separation_px(ModelConfig(1, 1, head=recipe.head, **change), recipe) > SEPARATION_PX
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Recipes: how a network is trained."""
+"""Recipes: how a network is trained, and how far it looks round a label."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from model.architecture import Head
+from model.architecture import Head, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -61,3 +61,13 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     else:
         low, high, progress = recipe.learning_rate, recipe.learning_rate / 1e4, (step - rise) / (steps - rise)
     return high + (low - high) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def separation_px(config: ModelConfig, recipe: Recipe) -> int:
+    """How far from a training pixel another must lie, in row or in column, for their patches to share nothing.
+
+    A mirrored patch reaches one pixel further than a plain one. Where the head `token` learns from single labels, a
+    patch lies anywhere round its pixel. A taught network sees the whole scene: there it is the labels that lie apart.
+    """
+    reaches_further = config.head == "token" and not recipe.taught
+    return config.patch_px + (config.patch_px // 2 if reaches_further else 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -17,13 +17,13 @@ import torch
 
 from service import bench
 from service.errors import BundleUnfaithful, OptionsUnusable, OutputUnwritable
-from training.cells import default_config, recipe_of, run_cell
+from training.cells import recipe_of, run_cell
 from training.datasets import LabelledFiles, LabelledScene, load_labelled_scene
-from training.fit import choose_device, separation_px
+from training.fit import choose_device
 from training.folder import FORMAT, LOCK_POLL_S, StudyFolder, claimed, note_work, read_study, write_arrays, write_json
-from training.plan import ABLATIONS, DEFAULT_RECIPE, INGREDIENTS, Amount, Asked, Cell, plan_cells
+from training.plan import SEPARATION_PX, Amount, Asked, Cell, plan_cells, reaches_over
 from training.published import PUBLISHED, load_published
-from training.recipes import RECIPES, Recipe
+from training.recipes import Recipe
 from training.splits import Split, SplitName, split_labels
 from training.summary import read_cells
 from training.teacher import RememberingTeacher
@@ -76,7 +76,7 @@ def run_study(
     for cell in cells:
         splits.of(cell)  # one that cannot be drawn is refused now, not hours later
     folder = open_study(options, scene)
-    for warning in (*scene.warnings, *_warnings(options, scene), *_stale_warnings(cells, folder)):
+    for warning in (*scene.warnings, *_warnings(options), *_stale_warnings(cells, folder)):
         say(f"warning: {warning}")
     done = len(cells) - len(folder.pending(cells))
     say(f"{options.output}: {done} of {len(cells)} cells are done")
@@ -114,22 +114,13 @@ def _require_usable(options: StudyOptions) -> None:
     choose_device(options.device)
 
 
-def _warnings(options: StudyOptions, scene: LabelledScene) -> list[str]:
+def _warnings(options: StudyOptions) -> list[str]:
     """What a reader of the tables should know: all cells share a split, which keeps the default patches apart."""
-    default = RECIPES[DEFAULT_RECIPE]
-    apart = separation_px(default_config(scene), default)
-    networks = {name: (dict(ABLATIONS[name].change), default) for name in options.asked.ablations}
-    networks |= {name: ({}, replace(default, **INGREDIENTS[name].change)) for name in options.asked.ingredients}
-    too_near = [
-        name
-        for name, (change, recipe) in networks.items()
-        if separation_px(replace(default_config(scene, change), head=recipe.head), recipe) > apart
-    ]
+    asked = [*options.asked.ablations, *options.asked.ingredients]
+    too_near = ", ".join(name for name in asked if reaches_over(name))
     if options.split == "random" or not too_near:
         return []
-    return [
-        f"train and test lie {apart} px apart, so that patches of {', '.join(too_near)} overlap: they are flattered"
-    ]
+    return [f"train and test lie {SEPARATION_PX} px apart, so that patches of {too_near} overlap: they are flattered"]
 
 
 def _stale_warnings(cells: list[Cell], folder: StudyFolder) -> list[str]:
@@ -283,14 +274,13 @@ class Splits:
 
     def _draw(self, amount: Amount, seed: int) -> Split:
         options, labels = self._options, self._scene.labels
-        apart = separation_px(default_config(self._scene), RECIPES[DEFAULT_RECIPE])
         return split_labels(
             labels,
             options.split,
             amount.fraction or 0.0,
             options.val_fraction,
             seed,
-            apart,
+            SEPARATION_PX,
             amount.train_pixels,
             amount.per_class,
         )

@@ -23,7 +23,7 @@ from training.findings import (
     seeds_of,
 )
 from training.pages import Block, Entry, Paragraph, Picture, Row, Table
-from training.plan import DEFAULT_RECIPE, DEFAULT_VARIANT, Amount
+from training.plan import DEFAULT_RECIPE, DEFAULT_VARIANT, SEPARATION_PX, Amount, reaches_over
 from training.published import FRACTION, METRICS, PUBLISHED, Compared
 from training.published import compare as compare_with_paper
 from training.statistics import marks
@@ -339,7 +339,7 @@ def _changes_table(study: Study, part: str, title: str, amount: Amount, recipe: 
         ["configuration", "OA", "AA", "kappa", "OA against the default"],
         rows,
         f"One thing at a time differs from the default. {over_seeds(changed)} {judged(rivals)} Within each "
-        f"group: {MARKS} {NOISE}",
+        f"group: {MARKS} {NOISE}{_flattered(study, changed)}",
     )
     if against:
         yield Paragraph(_changes(by_group, title), is_finding=True)
@@ -347,6 +347,17 @@ def _changes_table(study: Study, part: str, title: str, amount: Amount, recipe: 
             f"{title} as differences from the default, recipe {recipe}, {labels_of(study, amount)}. Left of the line "
             "the change costs accuracy. A hollow mark may be chance; each tick is one seed."
         ))  # fmt: skip
+
+
+def _flattered(study: Study, changed: Sequence[Method]) -> str:
+    """Which rows see training pixels beside test pixels although the split is spatial."""
+    names = [method.label for method in changed if reaches_over(method.cells[0]["name"])]
+    if study.split == "random" or not names:
+        return ""
+    return (
+        f" Training and test pixels lie {SEPARATION_PX} px apart, and patches of {listed(names)} reach further: "
+        f"{'this row is' if len(names) == 1 else 'these rows are'} flattered."
+    )
 
 
 def _changes(by_group: Mapping[str, Mapping[str, Comparison]], title: str) -> str:

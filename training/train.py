@@ -19,8 +19,8 @@ from training.baselines import score_baselines
 from training.datasets import LabelledFiles, LabelledScene, load_labelled_scene
 from training.evaluate import Scores, classify_pixels, score
 from training.export import export_graph, write_bundle
-from training.fit import EpochReport, Fitted, choose_device, fit, require_checkpoint, separation_px
-from training.recipes import RECIPES, Recipe
+from training.fit import EpochReport, Fitted, choose_device, fit, require_checkpoint
+from training.recipes import RECIPES, Recipe, separation_px
 from training.splits import Split, SplitName, draw_some, split_labels
 
 LARGEST_SEED = 2**31
