@@ -16,7 +16,7 @@ import rasterio
 
 from model.bundle import DEMO_BUNDLE
 from service.mapping.pipeline import RESULTS
-from tests.browser import CHROMIUM, running_browser
+from tests.browser import needs_chromium, running_browser
 from tests.cluster import free_port
 from tests.proxy import accepts_tls, running_proxy, why_not
 from tests.scenes import write_tif
@@ -323,7 +323,7 @@ def test_a_browser_gets_the_page_and_its_files(proxy):
         assert proxy.client.get(f"/{path}").status_code == 200
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: install Debian's package chromium")
+@needs_chromium
 def test_the_page_maps_a_scene_through_the_proxy(proxy, tif):
     faults = []
     with running_browser() as browser:

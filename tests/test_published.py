@@ -1,4 +1,4 @@
-"""The paper's scenes are found as their authors publish them, refused where they are others, and compared."""
+"""The paper's scenes are found as their authors publish them, and refused where they are others."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +12,12 @@ from model.attention import VARIANTS
 from service.errors import LabelsUnusable, SceneUnreadable, SceneUnusable
 from tests.scenes import spectra_of, write_envi, write_tif
 from training.datasets import load_labelled_scene
+from training.plan import ABLATIONS, DEFAULT_ROWS
 from training.published import (
     COLUMNS,
     PUBLISHED,
+    TABLE_TWO,
     PublishedScene,
-    compare,
-    comparison_markdown,
     find_files,
     load_published,
     require_layout,
@@ -230,33 +230,8 @@ def test_a_few_pixels_more_or_less_are_no_warning(tmp_path):
     assert require_layout(many, replace(scene, labels=labels)) == []
 
 
-def test_the_comparison_has_every_cell_of_the_table():
-    cells = compare(PUBLISHED["salinas"], {})
-    assert [cell.column for cell in cells[::3]] == list(COLUMNS.values())
-    assert [cell.metric for cell in cells[:3]] == ["oa", "aa", "kappa"]
-    assert all(cell.ours is None and cell.difference is None and cell.seeds == 0 for cell in cells)
-
-
-def test_ours_stands_beside_the_published_figure():
-    results = {"scaled_dot_product": [(0.98, 0.94, 0.97), (0.99, 0.96, 0.98)]}
-    cells = {(cell.variant, cell.metric): cell for cell in compare(PUBLISHED["honghu"], results)}
-    oa = cells["scaled_dot_product", "oa"]
-    assert (oa.published, oa.seeds) == (98.32, 2)
-    assert oa.ours == pytest.approx(98.5)
-    assert oa.deviation == pytest.approx(np.sqrt(0.5))
-    assert oa.difference == pytest.approx(0.18)
-    assert cells["scaled_dot_product", "aa"].published == 94.48
-    assert cells["scaled_dot_product", "kappa"].published == 97.87
-
-
-def test_the_comparison_as_markdown():
-    results = {"cosine": [(0.99, 0.97, 0.985)], "cosine_squared": [(0.98, 0.95, 0.97), (0.98, 0.95, 0.97)]}
-    lines = comparison_markdown(PUBLISHED["tangdaowan"], results).splitlines()
-    assert len(lines) == 2 + len(VARIANTS)
-    assert len({line.count("|") for line in lines}) == 1
-    assert lines[2] == (
-        "| cosine squared (CS²) | 2 | 98.00 ± 0.00 | 98.39 | -0.39 | 95.00 ± 0.00 | 94.92 | +0.08 "
-        "| 97.00 ± 0.00 | 98.17 | -1.17 |"
-    )
-    assert lines[3].startswith("| cosine (CS) | 1 | 99.00 | 98.84 | +0.16 |")
-    assert lines[4].startswith("| scaled dot product (SDP) | 0 | - | 98.51 | - |")
+def test_table_two_has_a_figure_for_every_ablation_and_default():
+    printed = {(group, label) for group, rows in TABLE_TWO.items() for label in rows}
+    ours = {(ablation.group, ablation.label) for ablation in ABLATIONS.values()}
+    ours |= {(group, label) for group, (label, _) in DEFAULT_ROWS.items() if group != "Spectral noise"}
+    assert printed == ours

@@ -13,13 +13,14 @@ from axe_playwright_python.sync_playwright import Axe
 
 from model.attention import VARIANTS
 from service.errors import OptionsUnusable
-from tests.browser import running_browser
-from tests.studies import SIXTEEN, MadeUpStudy
+from tests.browser import needs_chromium, running_browser
+from tests.studies import SIXTEEN, MadeUpStudy, add_variants, blocks_of, findings_of, table_of
 from training import portraits, tables
 from training.findings import load_study
-from training.pages import Entry, Heading, Paragraph, Picture, Row, Table, html_page, markdown_page
+from training.pages import Entry, Heading, Picture, Row, Table, html_page, markdown_page
 from training.plan import BASELINES, DEFAULT_VARIANT, Amount, Cell
 from training.report import write_collection, write_report
+from training.summary import summarise_study
 
 ONE, FIVE = Amount(fraction=0.01), Amount(fraction=0.05)
 THREE_CLASSES = ("roof", "grass", "tree")
@@ -176,28 +177,6 @@ def test_names_that_look_like_markup_stay_text(tmp_path):
 
 
 # Tables and words
-
-
-def blocks_of(made: MadeUpStudy, chapter=tables.score_functions) -> list:
-    return list(chapter(load_study(made.directory), ""))
-
-
-def findings_of(blocks) -> str:
-    return " ".join(block.text for block in blocks if isinstance(block, Paragraph) and block.is_finding)
-
-
-def table_of(blocks) -> Table:
-    return next(block for block in blocks if isinstance(block, Table))
-
-
-def add_variants(made: MadeUpStudy, errors: dict[str, list[float]]) -> None:
-    """Score functions whose overall accuracies are set, seed by seed, as 100 minus the error."""
-    for name, values in errors.items():
-        for seed, error in enumerate(values):
-            cell = Cell("baselines" if name in BASELINES else "variants", name, "paper", ONE, seed)
-            record = made.add(cell)
-            record["scores"] |= {"oa": 1 - error / 100, "aa": 1 - error / 100, "kappa": 1 - error / 100}
-            (made.directory / "cells" / f"{cell.id}.json").write_text(json.dumps(record))
 
 
 def test_table_one_has_the_papers_order_and_baselines_below_a_rule(made):
@@ -412,40 +391,44 @@ def test_choices_that_nobody_has_words_for_are_listed(made):
     assert said == {"number of epochs": "25 (1)", "head": "token (1)"}
 
 
-@pytest.fixture
-def salinas(tmp_path) -> MadeUpStudy:
-    return MadeUpStudy(tmp_path / "salinas", "Salinas_corrected.mat", shape=(24, 24), published="salinas")
+# What a study cannot say
 
 
-def test_a_scene_of_the_papers_has_its_figures_beside_ours(salinas):
-    add_variants(salinas, {"cosine_squared": [0.5, 1.5], "cosine": [1.26], "dot_product": [9, 9]})
-    write_report(salinas.directory)
-    assert "## The paper's figures" in (salinas.directory / "report.md").read_text()
-    blocks = blocks_of(salinas, tables.papers_figures)
-    rows = {row.name: [entry.text for entry in row.entries] for row in table_of(blocks).rows}
-    assert rows["cosine squared (CS²)"][:2] == ["99.00 ± 0.71", "99.23 (\N{MINUS SIGN}0.23)"]
-    assert rows["cosine (CS), 1 of 2 seeds"][:2] == ["98.74", "98.74 (+0.00)"]
-    assert rows["cross additive (C-Add)"][:2] == ["", "98.87"]
-    assert len(table_of(blocks).columns) == 7
-    assert "with 0 of 3 score functions" in findings_of(blocks)
-    assert "both have cosine squared first" in findings_of(blocks)
+def test_classes_without_test_pixels_are_named(made):
+    for seed in range(2):
+        record = made.add(Cell("baselines", "svm", None, ONE, seed))
+        for found in record["scores"]["per_class"]:
+            if found["name"] == "roof" or (found["name"] == "tree" and seed == 1):
+                found["pixels"] = 0
+        (made.directory / "cells" / f"{record['id']}.json").write_text(json.dumps(record))
+    write_report(made.directory)
+    said = "There are no test pixels of roof and tree (1 of 2 splits): scores do not speak of them"
+    assert said in (made.directory / "report.md").read_text()
 
 
-def test_the_papers_marks_stay_as_it_has_them(salinas):
-    add_variants(salinas, {"cosine": [1.0]})
-    ranks = {row.name: row.entries[1].rank for row in table_of(blocks_of(salinas, tables.papers_figures)).rows}
-    assert [name for name, rank in ranks.items() if rank == 1] == ["cross cosine squared (C-CS²)"]
+def test_a_name_of_another_version_comes_last(made):
+    add_variants(made, {"cosine": [1.0], "dot_product": [2.0]})
+    record = made.add(Cell("baselines", "svm", None, ONE, 0))
+    for part, name in (("variants", "forgotten"), ("baselines", "older")):
+        renamed = record | {"id": name, "part": part, "name": name, "label": name, "recipe": "paper"}
+        (made.directory / "cells" / f"{name}.json").write_text(json.dumps(renamed))
+    write_report(made.directory)
+    assert [row["name"] for row in summarise_study(made.directory)] == [
+        "cosine",
+        "dot_product",
+        "forgotten",
+        "svm",
+        "older",
+    ]
+    assert [row.name for row in table_of(blocks_of(made)).rows][:3] == ["cosine", "dot product", "forgotten"]
 
 
-def test_before_the_papers_share_of_labels_was_run_the_chapter_says_so(salinas):
-    salinas.add(Cell("variants", "cosine", "paper", FIVE, 0))
-    (block,) = blocks_of(salinas, tables.papers_figures)
-    assert block.text == "No score function has been run with 1 % of the labels yet."
-
-
-def test_other_scenes_have_no_chapter_of_the_papers_figures(made):
-    made.add(Cell("variants", "cosine", "paper", ONE, 0))
-    assert blocks_of(made, tables.papers_figures) == []
+@pytest.mark.parametrize(("content", "why"), [("{}", "it has no part, name"), ("7", "not iterable"), ("{", "property")])
+def test_a_file_that_is_no_cell_is_refused_with_a_remedy(made, content, why):
+    made.add(Cell("baselines", "svm", None, ONE, 0))
+    (made.directory / "cells" / "odd.json").write_text(content)
+    with pytest.raises(OptionsUnusable, match=rf"odd\.json cannot be read \(.*{why}.*\): delete it, and the same"):
+        write_report(made.directory)
 
 
 # Collections
@@ -521,6 +504,7 @@ def test_headings_of_one_name_have_addresses_of_their_own():
 # In a browser
 
 
+@needs_chromium
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
 def test_the_page_fits_its_window_and_is_for_everybody(whole, width, scheme):
     with running_browser() as browser:

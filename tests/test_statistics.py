@@ -75,14 +75,13 @@ def test_holm_of_nothing_is_nothing():
 
 
 def test_answers_are_gathered_by_confidence():
-    probabilities = np.array([[0.9, 0.1], [0.95, 0.05], [0.45, 0.55]])
-    bins = reliability_bins(probabilities, np.array([1, 2, 2]), bins=10)
+    bins = reliability_bins(np.array([0.9, 0.95, 0.55]), np.array([True, False, True]), bins=10)
     assert [count for _, _, count in bins] == [1, 2]
     assert_allclose(bins[1][:2], (0.925, 0.5))
 
 
 def test_full_confidence_lies_in_the_last_bin():
-    assert reliability_bins(np.array([[1.0, 0.0]]), np.array([1])) == [(1.0, 1.0, 1)]
+    assert reliability_bins(np.array([1.0]), np.array([True])) == [(1.0, 1.0, 1)]
 
 
 def test_the_calibration_error_weighs_bins_by_their_answers():

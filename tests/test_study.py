@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -34,13 +35,13 @@ from training.plan import ABLATIONS, BASELINES, INGREDIENTS, Amount, Asked, Cell
 from training.recipes import RECIPES, separation_px
 from training.splits import split_labels
 from training.study import CellsDone, Splits, StudyOptions, open_study, run_study, work_through
-from training.summary import compare_published, summarise_study
+from training.summary import summarise_study
 
 ONE_PERCENT = Amount(fraction=0.01)
 CELL_KEYS = {
     "id", "part", "name", "label", "group", "recipe", "amount", "seed", "split", "scores", "confusion", "mapped",
     "calibration", "chosen", "weights", "seconds", "settings", "judged_by", "teacher", "bfloat16", "code_version",
-    "remembered_seconds",
+    "remembered_seconds", "sources",
 }  # fmt: skip
 
 
@@ -73,9 +74,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     recipes = {name: replace(recipe, epochs=1) for name, recipe in RECIPES.items()}
     monkeypatch.setattr(cells_module, "RECIPES", recipes)
-    monkeypatch.setattr(study_module, "RECIPES", recipes)
     monkeypatch.setattr(cells_module, "default_config", config)
-    monkeypatch.setattr(study_module, "default_config", config)
 
 
 def a_split(scene: LabelledScene):
@@ -92,7 +91,7 @@ def baseline(seed: int) -> Cell:
 def test_the_paper_s_tables_are_planned():
     asked = Asked(seeds=5)
     parts = Counter(cell.part for cell in plan_cells(asked))
-    assert parts == {"portrait": 1, "variants": 11 * 2 * 5, "baselines": 4 * 5, "ablations": 19 * 5}
+    assert parts == {"portrait": 1, "variants": 11 * 2 * 5, "baselines": 5 * 5, "ablations": 19 * 5}
 
 
 def test_table_two_has_the_paper_s_rows():
@@ -392,6 +391,17 @@ def test_a_number_of_training_pixels_can_be_asked_for(options, scene):
     assert len(split.train) == 30
 
 
+def test_classes_that_cannot_be_tested_are_told_once_for_all_seeds(options, scene):
+    labels = scene.labels.copy()
+    labels[labels == 1] = 0
+    labels[0, :2] = 1  # one trains and one validates
+    splits = Splits(replace(options, val_fraction=0.5), replace(scene, labels=labels))
+    for seed in range(2):
+        splits.of(Cell("baselines", "svm", None, Amount(per_class=1), seed))
+    (warning,) = splits.warnings()
+    assert warning.startswith(f"1 label a class, seeds 0, 1: no test pixels of {scene.legend[0].name}: the scores do")
+
+
 def test_a_spatial_study_warns_of_larger_patches(options):
     spatial = replace(options, split="spatial", asked=replace(options.asked, ablations=("patch_24", "heads_2")))
     warnings = study_module._warnings(spatial)
@@ -427,6 +437,17 @@ def test_invalid_pixels_stay_at_the_mean(scene):
 
 
 # networks
+
+
+@pytest.mark.usefixtures("quick")
+def test_no_room_for_temporary_files_names_the_remedy(scene, monkeypatch, tmp_path):
+    fitted = fit_cell(
+        scene, a_split(scene), default_config(scene), Cell("variants", "cosine", "strong", ONE_PERCENT, 0), "cpu"
+    )
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    with pytest.raises(OutputUnwritable, match="set TMPDIR to another folder"):
+        bundle_of(fitted, scene, "cell")
 
 
 @pytest.mark.usefixtures("quick")
@@ -747,6 +768,14 @@ def test_a_stopped_study_says_how_far_it_came_and_goes_on(files, tmp_path):
     assert "1 of 1 cells are done" in again.stderr
 
 
+def test_a_summary_that_cannot_be_written_is_refused_before_any_work(files, tmp_path):
+    output = tmp_path / "study"
+    said = refusal(run(*asked_for(files, output, "--baselines", "svm", "--json", tmp_path / "nowhere" / "s.json")))
+    assert "nowhere cannot be written" in said
+    assert "choose another with --json" in said
+    assert not output.exists()
+
+
 def test_two_processes_share_a_study(files, tmp_path):
     output = tmp_path / "study"
     command = [sys.executable, "-m", "service.cli", *map(str, asked_for(files, output, "--seeds", 6))]
@@ -756,23 +785,6 @@ def test_two_processes_share_a_study(files, tmp_path):
     assert [process.returncode for process in both] == [0, 0], answers
     assert answers[0][0] == answers[1][0]  # both end with all cells
     assert len(list(output.glob("cells/*.json"))) == len(list(output.glob("cells/*"))) == 18
-
-
-def test_a_study_of_another_scene_is_no_comparison_with_the_paper(options):
-    run_study(options)
-    assert compare_published(options.output) is None
-
-
-def test_a_scene_of_the_paper_is_compared_with_its_table(options, scene):
-    open_study(replace(options, published="salinas"), scene)
-    cell = {"part": "variants", "name": "cosine", "recipe": "paper", "amount": {"fraction": 0.01}, "seed": 0}
-    cell["scores"] = {"oa": 0.9874, "aa": 0.98, "kappa": 0.97}
-    (options.output / "cells" / "one.json").write_text(json.dumps(cell))
-    compared = compare_published(options.output)
-    assert compared is not None
-    assert "Salinas: ours beside the paper's Table I" in compared
-    line = next(line for line in compared.splitlines() if line.startswith("| cosine (CS)"))
-    assert "98.74 | 98.74 | +0.00" in line
 
 
 def test_a_folder_without_the_paper_s_scene_is_refused(tmp_path):

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from numpy.testing import assert_array_equal
 from PIL import Image
 
-from tests.browser import running_browser
+from tests.browser import needs_chromium, running_browser
 from training import figures
 from training.svg import RASTER_DPI, draw_svg, embed_svgs, thin
 
@@ -57,6 +57,7 @@ def test_a_thinned_picture_is_smaller_and_whole(figure, share):
     ElementTree.fromstring(after)
 
 
+@needs_chromium
 @pytest.mark.parametrize("figure", [some_lines, some_points])
 def test_a_thinned_picture_looks_the_same(figure):
     before = by_matplotlib(figure())
@@ -109,6 +110,7 @@ def test_pictures_in_a_page_name_their_colours_and_keep_their_ids_to_themselves(
         assert used <= {*ids_in(picture), *ids_in(shared)}
 
 
+@needs_chromium
 def test_pictures_in_a_page_look_as_they_do_alone():
     svgs = [draw_svg(some_points()), draw_svg(some_lines())]
     shared, pictures = embed_svgs([(svg, "x") for svg in svgs])

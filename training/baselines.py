@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, KFold
 from sklearn.svm import SVC
 
 from training.cnn import fit_cnn, predict_cnn
@@ -18,10 +19,15 @@ from training.plan import BASELINES
 from training.splits import Pixels
 
 CNN = "cnn_3d"
+TUNED_C = (0.1, 1.0, 10.0, 100.0)  # among which a logistic regression chooses inside its training pixels
+TUNING_FOLDS = 3
 PER_PIXEL: dict[str, Callable[[int], Any]] = {
     "random_forest": lambda seed: RandomForestClassifier(500, random_state=seed),
     "svm": lambda _: SVC(C=100.0),
     "logistic_regression": lambda _: LogisticRegression(max_iter=5000),
+    "tuned_regression": lambda seed: GridSearchCV(
+        LogisticRegression(max_iter=5000), {"C": TUNED_C}, cv=KFold(TUNING_FOLDS, shuffle=True, random_state=seed)
+    ),
 }
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+import model
+import training
 from model.architecture import ModelConfig
 from training.baselines import classify_with_baseline
 from training.datasets import LabelledScene
-from training.evaluate import score
+from training.evaluate import confusion_of, score
 from training.fit import Fitted, centre_logits, choose_device, fit
 from training.inspection import Mapper, SceneMap, bundle_of, draw_arrays, softmax
 from training.patches import PatchSource, is_fast_in_bfloat16
@@ -75,12 +80,13 @@ def run_cell(
             maps = [_mapper(fitted, cell, scene, device).map(symmetries=cell.symmetries)]
     found = maps[0].classes[tuple(split.test.T)] if is_map_judged else logits.argmax(axis=1) + 1
     reliability = _reliability(fitted, logits, truth[asked])
+    of_map = {"map": _map_reliability(maps[0], scene, split)} if maps else {}
     document: dict[str, Any] = {
         **describe_cell(cell, split),
         **judge(scene, split.test, found),
         "judged_by": "map" if is_map_judged else "patches",
         "mapped": _judge_map(maps[0], scene, split) if maps else None,
-        "calibration": _calibration(fitted, reliability),
+        "calibration": _calibration(fitted, reliability | of_map),
         "chosen": None if fitted.choice is None else fitted.choice.record(),
         "teacher": None if fitted.lesson is None else _judge_teacher(fitted.lesson, scene, split),
         "settings": asdict(recipe_of(cell)),
@@ -138,13 +144,23 @@ def _judge_teacher(lesson: Lesson, scene: LabelledScene, split: Split) -> dict[s
 
 def _reliability(fitted: Fitted, logits: NDArray[np.float32], truth: NDArray[np.integer]) -> dict[str, Bins]:
     """How often answers of a confidence are right, before and after the temperature."""
-    after = softmax(logits, fitted.temperature)
-    return {"before": reliability_bins(softmax(logits), truth), "after": reliability_bins(after, truth)}
+    is_right = logits.argmax(axis=1) + 1 == truth
+    temperatures = {"before": 1.0, "after": fitted.temperature}
+    return {
+        when: reliability_bins(softmax(logits, temperature).max(axis=1), is_right)
+        for when, temperature in temperatures.items()
+    }
+
+
+def _map_reliability(found: SceneMap, scene: LabelledScene, split: Split) -> Bins:
+    """The same of the map that the service delivers, whose confidence is that of blended answers."""
+    places = tuple(split.test.T)
+    return reliability_bins(found.confidence[places], found.classes[places] == scene.labels[places])
 
 
 def _calibration(fitted: Fitted, reliability: dict[str, Bins]) -> dict[str, float]:
     """How far confidence is off on average."""
-    errors = {f"ece_{when}": round(calibration_error(bins), 6) for when, bins in reliability.items()}
+    errors = {f"ece_{of_what}": round(calibration_error(bins), 6) for of_what, bins in reliability.items()}
     return {**errors, "temperature": round(fitted.temperature, 6)}
 
 
@@ -227,15 +243,25 @@ def describe_cell(cell: Cell, split: Split) -> dict[str, Any]:
         "remembered_seconds": None,
         "weights": None,
         "code_version": version("hyperscene"),
+        "sources": source_digest(),
     }
+
+
+@cache
+def source_digest() -> str:
+    """Names the code that a cell follows from: figures of one table had better have one name."""
+    digest = hashlib.sha256()
+    for package in (model, training):
+        for path in sorted(Path(package.__path__[0]).glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def judge(scene: LabelledScene, pixels: Pixels, found: NDArray[np.integer]) -> dict[str, Any]:
     """Scores and confusion (truth in rows) of the classes 1..K that were found for pixels."""
     truth = scene.labels[tuple(pixels.T)]
     class_names = tuple(entry.name for entry in scene.legend)
-    confusion = np.zeros((len(class_names), len(class_names)), np.int64)
-    np.add.at(confusion, (truth.astype(int) - 1, found.astype(int) - 1), 1)
+    confusion = confusion_of(truth, found, len(class_names))
     return {"scores": score(truth, found, class_names).record(), "confusion": confusion.tolist()}
 
 

@@ -52,11 +52,16 @@ class Scores:
         }
 
 
+def confusion_of(truth: NDArray[np.integer], found: NDArray[np.integer], class_count: int) -> NDArray[np.int64]:
+    """How often pixels of a class 1..K (rows) were found to be of another (columns)."""
+    confusion = np.zeros((class_count, class_count), np.int64)
+    np.add.at(confusion, (truth.astype(int) - 1, found.astype(int) - 1), 1)
+    return confusion
+
+
 def score(truth: NDArray[np.integer], found: NDArray[np.integer], class_names: tuple[str, ...]) -> Scores:
     """Compare classes 1..K of the same pixels."""
-    classes = len(class_names)
-    confusion = np.zeros((classes, classes), np.int64)
-    np.add.at(confusion, (truth.astype(int) - 1, found.astype(int) - 1), 1)
+    confusion = confusion_of(truth, found, len(class_names))
     total, right = int(confusion.sum()), np.diag(confusion)
     of_class, as_class = confusion.sum(axis=1), confusion.sum(axis=0)
     recall = [float(r / n) if n else None for r, n in zip(right, of_class, strict=True)]

@@ -17,9 +17,8 @@ from training.folder import read_study
 from training.plan import BASELINES, CHANGES, DEFAULT_RECIPE, DEFAULT_VARIANT, Amount
 from training.published import PUBLISHED
 from training.statistics import holm, paired_p, summarise
-from training.summary import read_cells
+from training.summary import read_cells, standing
 
-METRICS = ("oa", "aa", "kappa")
 NOISE_P = 0.05  # a difference is beyond noise where its corrected p lies below
 FEWEST_SEEDS = 3  # of a test: two differences that happen to be alike look like certainty
 
@@ -80,6 +79,8 @@ class Study:
     split: str
     code_version: str
     cells: tuple[Record, ...]
+    val_fraction: float = 0.01
+    test_pixels: int | None = None  # None: all that neither train nor validate
     published: str | None = None  # which of the paper's scenes it is
     commands: tuple[str, ...] = ()
     machines: tuple[Record, ...] = ()
@@ -140,7 +141,7 @@ class Study:
         """Ablations or ingredients by group, without the default network."""
         cells, order = self.cells_of(part, amount, recipe), CHANGES[part]
         groups: dict[str, list[Record]] = {}
-        for cell in sorted(cells, key=lambda cell: _place(cell["name"], order)):
+        for cell in sorted(cells, key=lambda cell: standing(cell["name"], order)):
             groups.setdefault(cell.get("group") or "Other", []).append(cell)
         return {group: _methods(found, order) for group, found in groups.items()}
 
@@ -162,6 +163,8 @@ def load_study(directory: Path) -> Study:
         split=described["split"],
         code_version=described.get("code_version", ""),
         cells=tuple(read_cells(directory)),
+        val_fraction=described.get("val_fraction", 0.01),
+        test_pixels=described.get("test_pixels"),
         published=published,
         commands=tuple(described.get("commands") or ()),
         machines=tuple(described.get("machines") or ()),
@@ -174,18 +177,13 @@ def readable(file_name: str) -> str:
 
 
 def _methods(cells: Sequence[Record], order: Iterable[str], is_baseline: bool = False) -> list[Method]:
-    names = sorted({cell["name"] for cell in cells}, key=lambda name: _place(name, order))
+    names = sorted({cell["name"] for cell in cells}, key=lambda name: standing(name, order))
     return [_method(None, [cell for cell in cells if cell["name"] == name], is_baseline) for name in names]
 
 
 def _method(label: str | None, cells: Sequence[Record], is_baseline: bool = False) -> Method:
     scores = {cell["seed"]: cell["scores"] for cell in cells}
     return Method(label or (cells[0]["label"] if cells else ""), scores, tuple(cells), is_baseline)
-
-
-def _place(name: str, order: Iterable[str]) -> tuple[int, str]:
-    known = list(order)
-    return (known.index(name) if name in known else len(known), name)
 
 
 def seeds_of(methods: Iterable[Method]) -> set[int]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from model.architecture import Transformer, answering, centre_token
 from model.attention import MultiHeadAttention
 from model.bundle import Bundle
+from service.errors import OutputUnwritable
 from service.mapping.blend import BLENDS, Blend
 from service.mapping.engines import Engine, make_engine
 from service.mapping.pictures import HIGH_PERCENT, LOW_PERCENT, choose_bands, stretched
@@ -155,9 +156,14 @@ def turned_back(image: NDArray[Any], symmetry: int) -> NDArray[Any]:
 
 def bundle_of(fitted: Fitted, scene: LabelledScene, name: str) -> Bundle:
     """The network as the service would load it."""
-    with tempfile.TemporaryDirectory(prefix="hyperscene-study-") as folder:
-        graph = export_graph(fitted, scene)
-        return write_bundle(graph, fitted, scene, name, {"study": name}, Path(folder) / "cell.onnx")
+    graph = export_graph(fitted, scene)
+    try:
+        with tempfile.TemporaryDirectory(prefix="hyperscene-study-") as folder:
+            return write_bundle(graph, fitted, scene, name, {"study": name}, Path(folder) / "cell.onnx")
+    except (OSError, OutputUnwritable) as error:
+        raise OutputUnwritable(
+            f"the folder of temporary files cannot be written ({error}): free its disk, or set TMPDIR to another folder"
+        ) from error
 
 
 def picture_of(scene: LabelledScene) -> NDArray[np.uint8]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from matplotlib.figure import Figure
 
 from service.errors import unwritten
 from training.figures import THEME
+from training.folder import write_text
 from training.svg import draw_svg, embed_svgs
 
 MEDALS = ("", "①", "②", "③")  # best, second, third: the paper's colours alone would not reach everybody
@@ -93,9 +93,9 @@ def write_pages(output: Path, title: str, blocks: Sequence[Block]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for picture in pictures:
-            _write_whole(folder / f"{picture.name}.svg", picture.svg)
-        _write_whole(output / "report.md", markdown_page(title, blocks))
-        _write_whole(output / "report.html", html_page(title, blocks))
+            write_text(folder / f"{picture.name}.svg", picture.svg)
+        write_text(output / "report.md", markdown_page(title, blocks))
+        write_text(output / "report.html", html_page(title, blocks))
         for old in set(folder.glob("*.svg")) - {folder / f"{picture.name}.svg" for picture in pictures}:
             old.unlink(missing_ok=True)
         if not pictures:
@@ -103,16 +103,6 @@ def write_pages(output: Path, title: str, blocks: Sequence[Block]) -> None:
                 folder.rmdir()
     except OSError as error:
         raise unwritten(error) from error
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Two processes may end a study at once; each leaves a whole file."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 # HTML

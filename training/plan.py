@@ -21,6 +21,7 @@ DEFAULT_VARIANT = ModelConfig(1, 1).attention
 DEFAULT_RECIPE = "strong"  # of `hyperscene train`
 BASELINES = {
     "logistic_regression": "logistic regression",
+    "tuned_regression": "logistic regression, tuned",
     "random_forest": "random forest",
     "svm": "SVM",
     "cnn_3d": "3-D CNN",
@@ -92,6 +93,19 @@ ABLATIONS: dict[str, Ablation] = {
     "noise_30": Ablation("Spectral noise", "30 dB", noise_db=30.0),
     "noise_20": Ablation("Spectral noise", "20 dB", noise_db=20.0),
     "noise_10": Ablation("Spectral noise", "10 dB", noise_db=10.0),
+}
+
+
+# The default network's rows of Table II: what they are called there, and where they stand.
+DEFAULT_ROWS = {
+    "Normalization": ("Query + Key", 3),
+    "Squaring strategy": ("Cosine²", 2),
+    "Positional encoding": ("Learnable", 2),
+    "Head number": ("4 heads", 1),
+    "Encoder depth": ("4 layers", 1),
+    "Embedding dimension": ("64", 1),
+    "Patch size": ("16 x 16", 1),
+    "Spectral noise": ("none added", 0),
 }
 
 

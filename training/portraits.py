@@ -174,16 +174,20 @@ def calibration(study: Study, prefix: str) -> Iterator[Block]:
                     for key in ("ece_before", "ece_after", "temperature")
                 )
                 helped.append(round(after, 4) < round(before, 4))
-                texts = (f"{100 * before:.2f}", f"{100 * after:.2f}", f"{heat:.2f}", str(len(known)))
+                of_map = [100 * found["ece_map"] for found in known if "ece_map" in found]
+                mapped = f"{np.mean(of_map):.2f}" if len(of_map) == len(known) else ""
+                texts = (f"{100 * before:.2f}", f"{100 * after:.2f}", mapped, f"{heat:.2f}", str(len(known)))
                 rows.append(Row(f"{recipe}, {labels_of(study, amount)}", [Entry(text) for text in texts]))
+    among = " Validation pixels of a spatial split lie among its test pixels." if study.split == "spatial" else ""
     if rows:
         yield Table(
             "Expected calibration error (ECE), in percent",
-            ["recipe and labels", "before", "after", "temperature", "networks"],
+            ["recipe and labels", "before", "after", "map", "temperature", "networks"],
             rows,
             "How far confidence and the share of right answers lie apart on test pixels (at most 2,000 of them where "
             "a network is judged by its map), each by a patch of its own, before and after the logits are divided by a "
-            "temperature that was fitted to the validation pixels. Means over seeds of the default network.",
+            "temperature that was fitted to the validation pixels; 'map' is the same of the delivered map, where that "
+            f"was looked at. Means over seeds of the default network.{among}",
         )
         yield Paragraph(_whether_it_helped(helped), is_finding=True)
     for cell, name in _portraits(study):

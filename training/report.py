@@ -11,6 +11,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from training import figures, portraits, tables
+from training.comparison import papers_figures
 from training.findings import (
     FEWEST_SEEDS,
     Comparison,
@@ -22,8 +23,9 @@ from training.findings import (
     recipe_place,
     seconds_of,
 )
-from training.pages import Block, Entry, Heading, Listing, Paragraph, Picture, Row, Table, write_pages
+from training.pages import Block, Entry, Heading, Listing, Paragraph, Picture, Row, Table, markdown_page, write_pages
 from training.plan import BASELINES, Amount
+from training.summary import standing
 from training.wording import (
     HOW_TESTED,
     MARKS,
@@ -42,7 +44,7 @@ from training.wording import (
 PARTS: tuple[tuple[str, Callable[[Study, str], Iterator[Block]]], ...] = (
     ("Ours beside the baselines", tables.beside_baselines),
     ("Table I: score functions", tables.score_functions),
-    ("The paper's figures", tables.papers_figures),
+    ("The paper's figures", papers_figures),
     ("Table II: ablation and noise", tables.ablations),
     ("What the recipe is made of", tables.ingredients),
     ("Classes", portraits.classes),
@@ -59,6 +61,13 @@ def write_report(directory: Path) -> None:
     study = load_study(directory)
     blocks = [*_facts(study), Heading("In short"), *_overview([study]), *_parts(study, level=2, prefix="")]
     write_pages(directory, f"Study of {study.title}", blocks)
+
+
+def published_page(directory: Path) -> str | None:
+    """Ours beside the paper's tables in Markdown; None where the scene is none of the paper's."""
+    study = load_study(directory)
+    blocks = list(papers_figures(study))
+    return markdown_page(f"{study.title}: ours beside the paper's figures", blocks) if blocks else None
 
 
 def write_collection(
@@ -120,10 +129,24 @@ def _facts(study: Study) -> Iterator[Block]:
     if study.commands:
         yield Paragraph(f"Made by {'this command' if len(study.commands) == 1 else 'these commands'}:")
         yield Listing(study.commands)
+    yield from _untested(study)
     if study.split == "random":
         yield Paragraph(
             "A random split flatters every method that looks at neighbourhoods: test pixels lie beside training "
             "pixels. What to expect of an unlabelled field elsewhere, a spatial split says."
+        )
+
+
+def _untested(study: Study) -> Iterator[Block]:
+    """Classes of which a split has no test pixels: averages over classes do not know of them."""
+    tested = {(Amount(**cell["amount"]), cell["seed"]): cell["scores"].get("per_class", ()) for cell in study.cells}
+    absent = Counter(found["name"] for classes in tested.values() for found in classes if not found["pixels"])
+    if absent:
+        splits = len(tested)
+        said = [name if count == splits else f"{name} ({count} of {splits} splits)" for name, count in absent.items()]
+        yield Paragraph(
+            f"There are no test pixels of {listed(said)}: scores do not speak of "
+            f"{'it' if len(said) == 1 else 'them'}, and average accuracy (AA) is over the others."
         )
 
 
@@ -200,7 +223,7 @@ def _overview_table(found: dict[Line, dict[str, Method]], rivalries: Rivalries, 
 def _column(method: Method) -> tuple[object, ...]:
     """Ours first, by recipe, its map beside it; baselines in their own order."""
     if method.is_baseline:
-        return 1, list(BASELINES).index(method.cells[0]["name"])
+        return 1, standing(method.cells[0]["name"], BASELINES)
     return 0, recipe_place(method.cells[0]["recipe"]), method.label
 
 

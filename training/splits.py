@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -69,6 +70,33 @@ def split_labels(
             "--per-class or --val-fraction, or label more pixels"
         )
     return Split(name, pixels[train], pixels[validation], pixels[test])
+
+
+def split_warnings(
+    labels: NDArray[np.integer],
+    class_names: Sequence[str],
+    split: Split,
+    train_pixels: int | None = None,
+    per_class: int | None = None,
+) -> list[str]:
+    """What was asked for and could not be had, and of which classes the scores do not speak."""
+    warnings = []
+    if per_class is not None:
+        drawn = np.bincount(labels[tuple(split.train.T)], minlength=len(class_names) + 1)[1:]
+        few = [f"{name} ({count})" for name, count in zip(class_names, drawn, strict=True) if count < per_class]
+        if few:
+            warnings.append(
+                f"fewer than {per_class} pixels train of {', '.join(few)}: at most half of a class does, and no more "
+                "than lie in the training blocks"
+            )
+    if train_pixels is not None and len(split.train) != train_pixels:
+        why = "at least one of every class" if len(split.train) > train_pixels else "all that the training blocks have"
+        warnings.append(f"{len(split.train)} pixels train instead of {train_pixels}: {why}")
+    tested = set(labels[tuple(split.test.T)].tolist())
+    untested = [name for value, name in enumerate(class_names, start=1) if value not in tested]
+    if untested:
+        warnings.append(f"no test pixels of {', '.join(untested)}: the scores do not speak of them")
+    return warnings
 
 
 def draw_some(pixels: Pixels, limit: int | None, seed: int) -> Pixels:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
+Metric = Literal["oa", "aa", "kappa"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
 
 Bins = list[tuple[float, float, int]]  # mean confidence, share right, number of answers
 
@@ -63,13 +67,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return raised.tolist()
 
 
-def reliability_bins(probabilities: NDArray[np.floating], truth: NDArray[np.integer], bins: int = BINS) -> Bins:
-    """What became of the answers in each bin of confidence that holds any.
-
-    Probabilities are (n, classes), truth the classes 1..K.
-    """
-    confidence = probabilities.max(axis=1).astype(np.float64)
-    is_right = probabilities.argmax(axis=1) + 1 == truth
+def reliability_bins(confidence: NDArray[np.floating], is_right: NDArray[np.bool_], bins: int = BINS) -> Bins:
+    """What became of the answers in each bin of confidence that holds any."""
+    confidence = confidence.astype(np.float64)
     place = np.minimum((confidence * bins).astype(int), bins - 1)
     found = []
     for number in np.unique(place):

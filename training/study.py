@@ -24,7 +24,7 @@ from training.folder import FORMAT, LOCK_POLL_S, StudyFolder, claimed, note_work
 from training.plan import SEPARATION_PX, Amount, Asked, Cell, plan_cells, reaches_over
 from training.published import PUBLISHED, load_published
 from training.recipes import Recipe
-from training.splits import Split, SplitName, split_labels
+from training.splits import Split, SplitName, split_labels, split_warnings
 from training.summary import read_cells
 from training.teacher import RememberingTeacher
 
@@ -76,7 +76,7 @@ def run_study(
     for cell in cells:
         splits.of(cell)  # one that cannot be drawn is refused now, not hours later
     folder = open_study(options, scene)
-    for warning in (*scene.warnings, *_warnings(options), *_stale_warnings(cells, folder)):
+    for warning in (*scene.warnings, *_warnings(options), *splits.warnings(), *_stale_warnings(cells, folder)):
         say(f"warning: {warning}")
     done = len(cells) - len(folder.pending(cells))
     say(f"{options.output}: {done} of {len(cells)} cells are done")
@@ -272,6 +272,18 @@ class Splits:
             self._drawn[key] = self._draw(cell.amount, cell.seed)
         return self._drawn[key]
 
+    def warnings(self) -> list[str]:
+        """What the splits that were drawn lack; what is the same with several seeds is said once."""
+        labels, names = self._scene.labels, [entry.name for entry in self._scene.legend]
+        seeds_of: dict[tuple[Amount, str], list[str]] = {}
+        for (amount, seed), split in self._drawn.items():
+            for warning in split_warnings(labels, names, split, amount.train_pixels, amount.per_class):
+                seeds_of.setdefault((amount, warning), []).append(str(seed))
+        return [
+            f"{amount.label}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}: {warning}"
+            for (amount, warning), seeds in seeds_of.items()
+        ]
+
     def _draw(self, amount: Amount, seed: int) -> Split:
         options, labels = self._options, self._scene.labels
         return split_labels(
@@ -294,6 +306,11 @@ def report_writer() -> Callable[[Path], None]:
 def collection_writer() -> Callable[[Sequence[Path], Path, str | None, str | None], None]:
     """The same for several studies in one report, into a folder of its own, with a title and the command that asked."""
     return _report_module().write_collection
+
+
+def comparison_writer() -> Callable[[Path], str | None]:
+    """What sets a study of one of the paper's scenes beside the paper's tables, in Markdown."""
+    return _report_module().published_page
 
 
 def _report_module() -> ModuleType:

@@ -1,21 +1,19 @@
-"""What came of a study so far: means over seeds, and the paper's figures beside ours."""
+"""What came of a study so far: its finished cells, and their means over seeds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from model.attention import VARIANTS
 from service.errors import OptionsUnusable
-from training.folder import read_study
 from training.plan import ABLATIONS, BASELINES, INGREDIENTS, PARTS, Amount
-from training.published import FRACTION, PUBLISHED, Scored, comparison_markdown
-from training.statistics import summarise
+from training.statistics import METRICS, summarise
 
-OTHER_SPLIT = "The paper drew its pixels at random; this study's split is spatial, which is harder."
-NOT_RUN_YET = f"No score function has been run with {100 * FRACTION:g} % of the labels yet."
+# What every cell says, whatever it is of.
+NEEDED = ("part", "name", "label", "group", "recipe", "amount", "seed", "split", "scores", "mapped")
 
 
 def read_cells(directory: Path) -> list[dict[str, Any]]:
@@ -23,11 +21,15 @@ def read_cells(directory: Path) -> list[dict[str, Any]]:
     cells = []
     for path in sorted((directory / "cells").glob("*.json")):
         try:
-            cells.append(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+            cell = json.loads(path.read_text(encoding="utf-8"))
+            missing = [key for key in NEEDED if key not in cell]
+            if missing:
+                raise ValueError(f"it has no {', '.join(missing)}")
+        except (OSError, ValueError, TypeError) as error:
             raise OptionsUnusable(
                 f"{path} cannot be read ({error}): delete it, and the same command goes on"
             ) from error
+        cells.append(cell)
     return cells
 
 
@@ -51,42 +53,22 @@ def summarise_study(directory: Path) -> list[dict[str, Any]]:
 
 def _place(cell: dict[str, Any]) -> tuple[Any, ...]:
     """What the seeds of a row have in common, in the order of the tables."""
-    names = [*VARIANTS, *BASELINES, *ABLATIONS, *INGREDIENTS]
     amount = Amount(**cell["amount"])
     labels = (amount.fraction or 0.0, amount.per_class or 0, amount.train_pixels or 0)
-    return PARTS.index(cell["part"]), labels, cell["recipe"] or "", names.index(cell["name"])
+    names = (*VARIANTS, *BASELINES, *ABLATIONS, *INGREDIENTS)
+    return standing(cell["part"], PARTS), labels, cell["recipe"] or "", standing(cell["name"], names)
 
 
-def _spread(scores: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    found = {}
-    for metric in ("oa", "aa", "kappa"):
+def standing(name: str, order: Iterable[str]) -> tuple[int, str]:
+    """Where a name stands in an order; what another version of the program called something comes last."""
+    known = list(order)
+    return (known.index(name) if name in known else len(known), name)
+
+
+def _spread(scores: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """Means and deviations by metric; one seed has no deviation."""
+    found: dict[str, dict[str, float | None]] = {}
+    for metric in METRICS:
         mean, deviation = summarise([each[metric] for each in scores])
-        found[metric] = {"mean": round(mean, 6), "sd": round(deviation, 6)}
+        found[metric] = {"mean": round(mean, 6), "sd": round(deviation, 6) if len(scores) > 1 else None}
     return found
-
-
-def by_the_protocol(cells: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[Scored]]]:
-    """What can be held against the paper's Table I: scores with its share of labels, by recipe and score function."""
-    results: dict[str, dict[str, list[Scored]]] = {}
-    for cell in cells:
-        if cell["part"] == "variants" and cell["amount"] == {"fraction": FRACTION}:
-            scores = cell["scores"]
-            of_recipe = results.setdefault(cell["recipe"], {})
-            of_recipe.setdefault(cell["name"], []).append((scores["oa"], scores["aa"], scores["kappa"]))
-    return results
-
-
-def compare_published(directory: Path) -> str | None:
-    """Table I beside ours in Markdown, a part for each recipe; None where the scene is none of the paper's."""
-    study = read_study(directory)
-    if not study.get("published"):
-        return None
-    published = PUBLISHED[study["published"]]
-    results = by_the_protocol(read_cells(directory))
-    parts = [f"# {published.title}: ours beside the paper's Table I, in percent\n"]
-    if study["split"] != "random":
-        parts.append(f"{OTHER_SPLIT}\n")
-    if not results:
-        parts.append(f"{NOT_RUN_YET}\n")
-    parts += [f"## Recipe {name}\n\n{comparison_markdown(published, found)}" for name, found in results.items()]
-    return "\n".join(parts)

@@ -1,4 +1,4 @@
-"""The chapters of a report that rank methods: ours beside the baselines, the paper's two tables, its own figures."""
+"""The chapters of a report that rank methods: ours beside the baselines, score functions, ablations, ingredients."""
 
 from __future__ import annotations
 
@@ -22,12 +22,8 @@ from training.findings import (
     headline,
     seeds_of,
 )
-from training.pages import Block, Entry, Paragraph, Picture, Row, Table
-from training.plan import DEFAULT_RECIPE, DEFAULT_VARIANT, SEPARATION_PX, Amount, reaches_over
-from training.published import FRACTION, METRICS, PUBLISHED, Compared
-from training.published import compare as compare_with_paper
-from training.statistics import marks
-from training.summary import NOT_RUN_YET, OTHER_SPLIT, by_the_protocol
+from training.pages import Block, Paragraph, Picture, Row, Table
+from training.plan import DEFAULT_RECIPE, DEFAULT_ROWS, DEFAULT_VARIANT, SEPARATION_PX, Amount, reaches_over
 from training.wording import (
     MARKS,
     NOISE,
@@ -43,17 +39,6 @@ from training.wording import (
     share,
 )
 
-# The default network's rows of Table II: what they are called there, and where they stand.
-DEFAULT_ROWS = {
-    "Normalization": ("Query + Key", 3),
-    "Squaring strategy": ("Cosine²", 2),
-    "Positional encoding": ("Learnable", 2),
-    "Head number": ("4 heads", 1),
-    "Encoder depth": ("4 layers", 1),
-    "Embedding dimension": ("64", 1),
-    "Patch size": ("16 x 16", 1),
-    "Spectral noise": ("none added", 0),
-}
 MOST_NAMED = 5  # methods that a sentence lists before it counts them
 
 
@@ -219,81 +204,6 @@ def _pairs_figure(variants: Sequence[Method]) -> Figure:
             where = place[found.first], place[found.second]
             lead[where], is_beyond[where] = found.difference, found.is_beyond_noise
     return figures.difference_matrix([method.label for method in rivals], lead, is_beyond)
-
-
-# The paper's own figures
-
-
-def papers_figures(study: Study, prefix: str) -> Iterator[Block]:
-    """Table I as the paper prints it beside ours, where the scene is one of the paper's."""
-    if study.published is None:
-        return
-    if study.split != "random":
-        yield Paragraph(OTHER_SPLIT)
-    results = by_the_protocol(study.cells)
-    if not results:
-        yield Paragraph(NOT_RUN_YET)
-    for recipe in sorted(results, key=study.recipes.index):
-        compared = compare_with_paper(PUBLISHED[study.published], results[recipe])
-        yield _papers_table(study, recipe, compared)
-        yield Paragraph(_beside_the_paper(compared), is_finding=True)
-
-
-def _papers_table(study: Study, recipe: str, compared: Sequence[Compared]) -> Table:
-    of_metric = {metric: [cell for cell in compared if cell.metric == metric] for metric in METRICS}
-    most = max(cell.seeds for cell in compared)
-    columns = []
-    for cells in of_metric.values():
-        ours = marks([cell.ours if cell.seeds == most else None for cell in cells])
-        theirs = marks([cell.published for cell in cells])
-        columns += [
-            [Entry(_our_score(cell), rank) for cell, rank in zip(cells, ours, strict=True)],
-            [Entry(_papers_score(cell), rank) for cell, rank in zip(cells, theirs, strict=True)],
-        ]
-    rows = [Row(_papers_name(cell, most), entries) for cell, *entries in zip(of_metric["oa"], *columns, strict=True)]
-    names = {"oa": "OA", "aa": "AA", "kappa": "kappa"}
-    over = f"mean ± standard deviation over {most} seeds" if most > 1 else "one seed"
-    return Table(
-        f"The paper's Table I and ours, recipe {recipe}, {labels_of(study, Amount(fraction=FRACTION))}",
-        ["score function", *(head for metric in METRICS for head in (names[metric], "paper's (difference)"))],
-        rows,
-        f"In percent, ours {over}, then the paper's figure and by how much ours is above it. {MARKS} The paper prints "
-        "no deviation, so that a difference cannot be tested.",
-    )
-
-
-def _our_score(cell: Compared) -> str:
-    return "" if cell.ours is None else share(cell.ours, cell.deviation)
-
-
-def _papers_score(cell: Compared) -> str:
-    return f"{cell.published:.2f}" + ("" if cell.difference is None else f" ({points(cell.difference)})")
-
-
-def _papers_name(cell: Compared, most: int) -> str:
-    """Our name, the paper's, and how many seeds there are where others have more."""
-    fewer = f", {cell.seeds} of {most} seeds" if 0 < cell.seeds < most else ""
-    return f"{cell.variant.replace('_', ' ')} ({cell.column}){fewer}"
-
-
-def _beside_the_paper(compared: Sequence[Compared]) -> str:
-    """How far ours are from the paper's overall accuracies, and whether both have the same first."""
-    known = [cell for cell in compared if cell.metric == "oa" and cell.ours is not None]
-    differences = [cell.difference for cell in known if cell.difference is not None]
-    above = sum(round(value, 2) > 0 for value in differences)
-    said = (
-        f"Ours is above the paper's overall accuracy with {above} of {counted(len(known), 'score function')}; the "
-        f"difference is {points(float(np.mean(differences)))} points on average, from {points(min(differences))} to "
-        f"{points(max(differences))}."
-    )
-    known = [cell for cell in known if cell.seeds == max(cell.seeds for cell in known)]
-    if len(known) < 2:
-        return said
-    ours, theirs = (max(known, key=lambda cell: getattr(cell, side)) for side in ("ours", "published"))
-    first = f"{ours.variant.replace('_', ' ')} first"
-    return f"{said} Of these, both have {first}." if ours is theirs else (
-        f"{said} Of these, ours has {first}, the paper {theirs.variant.replace('_', ' ')}."
-    )  # fmt: skip
 
 
 # Table II

@@ -9,8 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from model.architecture import Head, ModelConfig, Positions
 from model.attention import Normalise, Squaring
 from model.bundle import Bundle, open_session
@@ -21,7 +19,7 @@ from training.evaluate import Scores, classify_pixels, score
 from training.export import export_graph, write_bundle
 from training.fit import EpochReport, Fitted, choose_device, fit, require_checkpoint
 from training.recipes import RECIPES, Recipe, separation_px
-from training.splits import Split, SplitName, draw_some, split_labels
+from training.splits import Split, SplitName, draw_some, split_labels, split_warnings
 
 LARGEST_SEED = 2**31
 
@@ -100,7 +98,9 @@ def train(
         options.per_class,
     )
     say(_summary(scene, split))
-    for warning in scene.warnings + _split_warnings(scene, split, options):
+    names = [entry.name for entry in scene.legend]
+    lacks = split_warnings(scene.labels, names, split, options.train_pixels, options.per_class)
+    for warning in (*scene.warnings, *lacks):
         say(f"warning: {warning}")
     fitted = fit(
         scene, split, config, recipe, options.seed, options.device, options.checkpoint, options.resume, report, say
@@ -120,17 +120,16 @@ def train(
     return Trained(bundle, scores, baselines)
 
 
-def require_writable(output: Path) -> None:
+def require_writable(output: Path, option: str = "-o", name: str = "bundle.onnx") -> None:
     """Refuse an output that could not be written hours later."""
     if output.is_dir():
-        raise OutputUnwritable(f"{output} is a folder: name the file to write, {output / 'bundle.onnx'} say")
+        raise OutputUnwritable(f"{output} is a folder: name the file to write, {output / name} say")
     try:
         with tempfile.NamedTemporaryFile(dir=output.parent):
             pass
     except OSError as error:
-        raise OutputUnwritable(
-            f"the folder {output.parent} cannot be written ({error.strerror}): create it, or choose another with -o"
-        ) from error
+        why = f"the folder {output.parent} cannot be written ({error.strerror})"
+        raise OutputUnwritable(f"{why}: create it, or choose another with {option}") from error
 
 
 def _recipe(options: TrainOptions) -> Recipe:
@@ -162,27 +161,6 @@ def _config(options: TrainOptions, scene: LabelledScene, recipe: Recipe) -> Mode
         )
     except ValueError as error:
         raise OptionsUnusable(str(error)) from error
-
-
-def _split_warnings(scene: LabelledScene, split: Split, options: TrainOptions) -> tuple[str, ...]:
-    warnings, train_pixels, per_class = [], options.train_pixels, options.per_class
-    if per_class is not None:
-        drawn = np.bincount(scene.labels[tuple(split.train.T)], minlength=len(scene.legend) + 1)[1:]
-        named = zip(scene.legend, drawn, strict=True)
-        few = [f"{entry.name} ({count})" for entry, count in named if count < per_class]
-        if few:
-            warnings.append(
-                f"fewer than {per_class} pixels train of {', '.join(few)}: at most half of a class does, and no more "
-                "than lie in the training blocks"
-            )
-    if train_pixels is not None and len(split.train) != train_pixels:
-        why = "at least one of every class" if len(split.train) > train_pixels else "all that the training blocks have"
-        warnings.append(f"{len(split.train)} pixels train instead of {train_pixels}: {why}")
-    tested = set(scene.labels[tuple(split.test.T)].tolist())
-    untested = [entry.name for value, entry in enumerate(scene.legend, start=1) if value not in tested]
-    if untested:
-        warnings.append(f"no test pixels of {', '.join(untested)}: the scores do not speak of them")
-    return tuple(warnings)
 
 
 def _summary(scene: LabelledScene, split: Split) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from training.findings import FEWEST_SEEDS, METRICS, NOISE_P, Comparison, Method, Record, Study, complete
+from training.findings import FEWEST_SEEDS, NOISE_P, Comparison, Method, Record, Study, complete
 from training.pages import Entry, Row
 from training.plan import Amount
-from training.statistics import marks
+from training.statistics import METRICS, marks
 
 MARKS = "① best, ② second, ③ third, by the mean."
 NOISE = "● beyond noise, ○ within."

@@ -21,8 +21,9 @@ from training.plan import ABLATIONS, BASELINES, INGREDIENTS, Amount, Asked, choo
 from training.published import PUBLISHED, find_files
 from training.recipes import RECIPES
 from training.splits import SPLITS
-from training.study import CellsDone, StudyOptions, collection_writer, report_writer, run_study
-from training.summary import compare_published, summarise_study
+from training.study import CellsDone, StudyOptions, collection_writer, comparison_writer, report_writer, run_study
+from training.summary import summarise_study
+from training.train import require_writable
 
 Number = TypeVar("Number", int, float)
 
@@ -93,6 +94,8 @@ def run(options: argparse.Namespace) -> int:
         options.title = " ".join(options.title.split())
         if not options.title:
             raise WrongUsage("--title is empty: give some words, or leave it out")
+    if options.json is not None:
+        require_writable(options.json, "--json", "study.json")
     if options.collect:
         return _collect(options)
     if options.report_only:
@@ -103,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     elif not _has_run(options):
         return INTERRUPTED
     rows = summarise_study(options.out)
-    compared = compare_published(options.out)
+    compared = comparison_writer()(options.out)
     if compared is not None:
         write_text(options.out / "published.md", compared)
     if options.json is not None:
