@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy.stats import ttest_rel
 
-from training.statistics import calibration_error, holm, marks, paired_p, reliability_bins, summarise
+from training.statistics import calibration_error, holm, marks, needed_spreads, paired_p, reliability_bins, summarise
 
 
 def test_the_deviation_is_the_samples():
@@ -68,6 +68,15 @@ def test_holm_never_exceeds_one_and_keeps_order():
     raised = holm([0.9, 0.5, 0.02, 0.7])
     assert max(raised) <= 1
     assert np.argsort(raised, kind="stable")[0] == 2
+
+
+@pytest.mark.parametrize(("tests", "seeds"), [(55, 3), (36, 3), (10, 5), (1, 4)])
+def test_a_difference_of_as_many_spreads_as_needed_is_just_found(tests, seeds):
+    shape = np.arange(seeds) - (seeds - 1) / 2
+    shape /= shape.std(ddof=1)
+    for factor, is_found in ((1.01, True), (0.99, False)):
+        p = paired_p(shape + factor * needed_spreads(tests, seeds), np.zeros(seeds))
+        assert (holm([p] + [1.0] * (tests - 1))[0] < 0.05) == is_found
 
 
 def test_holm_of_nothing_is_nothing():

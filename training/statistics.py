@@ -56,6 +56,13 @@ def paired_p(first: Sequence[float], second: Sequence[float], step: float = 0.0)
     return float(2 * t.sf(abs(mean) * math.sqrt(len(first)) / spread, len(first) - 1))
 
 
+def needed_spreads(tests: int, seeds: int, p: float = 0.05) -> float:
+    """How many standard deviations a mean difference must be for the first of so many paired tests to find it."""
+    from scipy.stats import t
+
+    return float(t.isf(p / (2 * tests), seeds - 1)) / math.sqrt(seeds)
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """The p values of tests made together, raised after Holm (1979) so that all of them hold at once."""
     order = np.argsort(p_values, kind="stable")

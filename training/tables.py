@@ -24,6 +24,7 @@ from training.findings import (
 )
 from training.pages import Block, Paragraph, Picture, Row, Table
 from training.plan import DEFAULT_RECIPE, DEFAULT_ROWS, DEFAULT_VARIANT, SEPARATION_PX, Amount, reaches_over
+from training.statistics import needed_spreads
 from training.wording import (
     MARKS,
     NOISE,
@@ -162,12 +163,15 @@ def _verdict(leader: Method, variants: Sequence[Method], compared: Sequence[Comp
     beyond = [found for found in tested if found.is_beyond_noise]
     name = f"{leader.label[0].upper()}{leader.label[1:]}"
     if not tested:
-        seeds = counted(len(leader.seeds), "seed")
-        return f"{name} has {highest}, but {seeds} cannot be told from noise: this is no ranking."
+        few = counted(len(leader.seeds), "seed")
+        return f"{name} has {highest}, but {few} cannot be told from noise: this is no ranking."
     if not beyond:
+        seeds = len(leader.seeds)
         return (
-            f"No two score functions differ beyond noise ({len(tested)} pairs, {counted(len(leader.seeds), 'seed')}): "
-            f"the order of this table, {leader.label} first, is no ranking."
+            f"No two score functions differ beyond noise ({len(tested)} pairs, {counted(seeds, 'seed')}): "
+            f"the order of this table, {leader.label} first, is no ranking. Nor does it say that they are alike: of so "
+            f"many differences the first is found where its mean is {needed_spreads(len(tested), seeds):.1f} times its "
+            "standard deviation over seeds."
         )
     beaten = [found.second.label for found in beyond if found.first is leader]
     alike = [method.label for method in methods if method is not leader and method.label not in beaten]
