@@ -452,7 +452,7 @@ def test_a_collection_begins_with_a_line_for_every_scene_and_amount(collection):
     table = (collection / "report.md").read_text().split("| --- |")[1]
     names = re.findall(r"^\| (.*?) \|", table, re.MULTILINE)
     assert names[:7] == [
-        "**Indian pines, random split**", "1\u00a0% (4 labels)", "5\u00a0% (19 labels)",
+        "**Indian pines, random split**", "1\u00a0% (4)", "5\u00a0% (19)",
         "**SalinasA, spatial split**", "100 labels", "200 labels", "500 labels",
     ]  # fmt: skip
 

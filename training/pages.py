@@ -222,7 +222,7 @@ STYLES = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--fig-ink);
   font: 16px/1.5 system-ui, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
-main { max-width: 72rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }
+main { max-width: 80rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }
 h1, h2, h3 { line-height: 1.25; text-wrap: balance; overflow-wrap: anywhere; }
 h1 { font-size: 1.7rem; margin: 0 0 1rem; }
 h2 { font-size: 1.35rem; margin: 3rem 0 0.5rem; padding-top: 1rem; border-top: 2px solid var(--fig-line); }
@@ -245,10 +245,10 @@ figcaption b { color: var(--fig-ink); }
 .wide:focus-visible { outline: 3px solid var(--accent); outline-offset: 2px; }
 .letters { position: absolute; }
 .picture { display: block; width: 100%; min-width: 34rem; height: auto; }
-table { border-collapse: collapse; font-size: 0.9rem; }
-th, td { padding: 0.28rem 0.5rem; text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; font-size: 0.85rem; }
+th, td { padding: 0.28rem 0.3rem; text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 thead th { border-bottom: 2px solid var(--fig-line); color: var(--fig-quiet); font-weight: 600; vertical-align: bottom;
-  white-space: normal; min-width: 4.5rem; }
+  white-space: normal; min-width: 4rem; }
 th:first-child { text-align: left; padding-left: 0; position: sticky; left: 0; background: var(--fig-ground); }
 tbody th { font-weight: 400; }
 tbody tr + tr { border-top: 1px solid var(--fig-line); }

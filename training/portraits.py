@@ -164,6 +164,7 @@ def calibration(study: Study, prefix: str) -> Iterator[Block]:
     """Whether confidence means what it says, before and after temperature scaling."""
     rows: list[Row] = []
     helped: list[bool] = []
+    has_maps = any("ece_map" in (cell.get("calibration") or {}) for cell in study.cells_of("variants"))
     for amount in study.amounts:
         for recipe in study.recipes:
             cells = [cell for cell in study.cells_of("variants", amount, recipe) if cell["name"] == DEFAULT_VARIANT]
@@ -175,19 +176,21 @@ def calibration(study: Study, prefix: str) -> Iterator[Block]:
                 )
                 helped.append(round(after, 4) < round(before, 4))
                 of_map = [100 * found["ece_map"] for found in known if "ece_map" in found]
-                mapped = f"{np.mean(of_map):.2f}" if len(of_map) == len(known) else ""
-                texts = (f"{100 * before:.2f}", f"{100 * after:.2f}", mapped, f"{heat:.2f}", str(len(known)))
+                texts = [f"{100 * before:.2f}", f"{100 * after:.2f}", f"{heat:.2f}", str(len(known))]
+                if has_maps:
+                    texts.insert(2, f"{np.mean(of_map):.2f}" if len(of_map) == len(known) else "")
                 rows.append(Row(f"{recipe}, {labels_of(study, amount)}", [Entry(text) for text in texts]))
+    of_maps = "; 'map' is the same of the delivered map, where all networks of a row were asked" if has_maps else ""
     among = " Validation pixels of a spatial split lie among its test pixels." if study.split == "spatial" else ""
     if rows:
         yield Table(
             "Expected calibration error (ECE), in percent",
-            ["recipe and labels", "before", "after", "map", "temperature", "networks"],
+            ["recipe and labels", "before", "after", *(["map"] if has_maps else []), "temperature", "networks"],
             rows,
             "How far confidence and the share of right answers lie apart on test pixels (at most 2,000 of them where "
             "a network is judged by its map), each by a patch of its own, before and after the logits are divided by a "
-            "temperature that was fitted to the validation pixels; 'map' is the same of the delivered map, where that "
-            f"was looked at. Means over seeds of the default network.{among}",
+            f"temperature that was fitted to the validation pixels{of_maps}. Means over seeds of the default "
+            f"network.{among}",
         )
         yield Paragraph(_whether_it_helped(helped), is_finding=True)
     for cell, name in _portraits(study):

@@ -212,7 +212,7 @@ def _overview_table(found: dict[Line, dict[str, Method]], rivalries: Rivalries, 
     )
     return Table(
         "Overall accuracy of every method, in percent",
-        ["to train on", *labels, *(["ours minus best baseline"] if rivalries else [])],
+        ["to train on (labels)", *labels, *(["ours minus best baseline"] if rivalries else [])],
         rows,
         f"{over}{fewer}. {MARKS} 'Ours' is the paper's network with cosine squared attention, by recipe; 'map' is the "
         "map that the service delivers, 'teacher alone' what the network learnt from; the others answer pixel by "
@@ -228,7 +228,7 @@ def _column(method: Method) -> tuple[object, ...]:
 
 
 def _line_name(study: Study, amount: Amount) -> str:
-    labels = "" if amount.train_pixels else f" ({study.labels_of(amount):.0f} labels)"
+    labels = "" if amount.train_pixels else f" ({study.labels_of(amount):.0f})"
     return f"{short_amount(amount)}{labels}"
 
 
