@@ -2,12 +2,14 @@
 
 import gzip
 import json
+import os
 import re
 import signal
 import time
 import zlib
 from contextlib import contextmanager, suppress
 from os import kill
+from pathlib import Path
 from socket import MSG_PEEK
 
 import numpy as np
@@ -112,7 +114,10 @@ def harmless(server, tif):
 
 
 def files_of(server):
-    return {path for name in ("incoming", "scenes", "jobs") for path in (server.data / name).rglob("*")}
+    """Everything that lies there; os.walk passes over a folder that goes while it is being looked at."""
+    tops = [server.data / name for name in ("incoming", "scenes", "jobs")]
+    walked = [found for top in tops for found in os.walk(top)]
+    return {Path(folder, name) for folder, folders, files in walked for name in (*folders, *files)}
 
 
 def send(server, *files, path="/classify", **headers):
