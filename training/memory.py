@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-# Of glibc's malloc.h. A larger MMAP_THRESHOLD than 32 MB is refused.
+# Of glibc's malloc.h. For MMAP_THRESHOLD mallopt(3) names 32 MB as the upper limit.
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 KEPT = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**30, TOP_PAD: 2**26}
 
