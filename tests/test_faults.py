@@ -22,7 +22,7 @@ from training.synthetic import SyntheticScene, write_scene
 
 WAVELENGTHS = np.linspace(450, 900, 5)
 POISON_FOLDER = Path(__file__).parent / "poison"
-POISON = 77.0  # as in poison/sitecustomize.py
+POISON, HESITATION = 77.0, 79.0  # as in poison/sitecustomize.py
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +46,18 @@ def test_nothing_is_lost_whatever_is_killed_and_when(tmp_path):
     assert report.resumes > 0
 
 
-def test_a_scene_that_kills_its_worker_every_time_fails_after_three_attempts(tmp_path, bundle_folder):
-    values = np.random.default_rng(0).uniform(0.1, 0.9, (120, 40, 5)).astype("float32")
+@pytest.mark.parametrize(("first_pixel", "row", "strip_px"), [(0.5, 70, 16), (HESITATION, 350, 400)])
+def test_a_scene_that_kills_its_worker_every_time_fails_after_three_attempts(
+    tmp_path, bundle_folder, first_pixel, row, strip_px
+):
+    """Whatever the worker's other threads are at: one may have been left far behind at the first death."""
+    values = np.random.default_rng(0).uniform(0.1, 0.9, (row + 50, 40, 5)).astype("float32")
     sound = write_tif(tmp_path / "sound.tif", values, wavelengths_nm=WAVELENGTHS)
-    values[70, 20] = POISON
+    values[0, 0], values[row, 20] = first_pixel, POISON
     poisoned = write_tif(tmp_path / "poisoned.tif", values, wavelengths_nm=WAVELENGTHS)
-    options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu", "--strip-px", 16)
-    with running_server(tmp_path / "data", *options, PYTHONPATH=str(POISON_FOLDER)) as server:
+    options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu", "--strip-px", strip_px)
+    poisoning = {"PYTHONPATH": str(POISON_FOLDER), "HESITATED": str(tmp_path / "hesitated")}
+    with running_server(tmp_path / "data", *options, **poisoning) as server:
         job, waiting = server.submit(poisoned), server.submit(sound)
         failed = server.finished(job)
         assert failed["problem"]["code"] == "inference_failed"

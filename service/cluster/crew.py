@@ -154,8 +154,13 @@ class ClusterClassifier(Classifier):
         for (_, call, milestone), answer in zip(tiles, kept, strict=True):
             assert answer is not None
             call.set_result(answer)
-            self._progress.reach(milestone)
+            self._reach(milestone)
         return True
+
+    def _reach(self, milestone: Milestone) -> None:
+        # Blocks are sent far ahead: where the work is, is where answers come from.
+        self._run.at(milestone.cells)
+        self._progress.reach(milestone)
 
     def _ask(self, pixels: Pixels, expected: list[ExpectedGroup]) -> None:
         groups = [group.asked.group for group, _ in expected]
@@ -180,7 +185,7 @@ class ClusterClassifier(Classifier):
                     if self._run.checkpoint is not None:
                         self._run.checkpoint.save_answer(group.asked.group, tile, told)
                     call.set_result(told)
-                    self._progress.reach(milestone)
+                    self._reach(milestone)
         except BaseException as error:
             reason = unwritten(error) if isinstance(error, OSError) else error
             for call in (call for _, tiles in expected for _, call, _ in tiles if not call.done()):

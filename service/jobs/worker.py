@@ -53,11 +53,10 @@ MOST_PLACE_TRIES, PLACE_WAIT_S = 4, 5.0  # of a place that fell silent
 class Progress:
     """How far the job at hand is, for the thread that tells the store."""
 
-    def __init__(self, done: int = 0, total: int = 0, mark: Mark | None = None) -> None:
+    def __init__(self, done: int = 0, total: int = 0) -> None:
         self.done, self.total = done, total  # for people: an earlier run may have been further
         self._run = 0  # of this run alone
         self._moved = time.monotonic()
-        self._mark = mark
         self._first: tuple[float, int] | None = None
 
     def report(self, done: int, total: int) -> None:
@@ -67,8 +66,6 @@ class Progress:
         self._moved = time.monotonic()
         self._run = max(done, self._run)
         self.done, self.total = max(done, self.done), total
-        if self._mark is not None:
-            self._mark.set(self._run)
 
     def excuse(self) -> None:
         """Nothing can move right now, and that is known."""
@@ -89,16 +86,23 @@ class Progress:
 
 
 class Mark:
-    """A file beside the job that always says how far it got: read when its worker has died."""
+    """A file beside the job that always says where it is: read when its worker has died.
+
+    That is what was asked last. What was answered last depends on other threads, which may be slow at one death and
+    fast at the next: it would seem to be another place every time.
+    """
 
     def __init__(self, folder: Path, in_flight: int) -> None:
         self._handle = os.open(folder / MARK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         self._in_flight = in_flight
+        self._cells = 0
+        self._moving = threading.Lock()  # a thread that is late must not move it back
 
-    def set(self, cells: int) -> None:
+    def move(self, cells: int) -> None:
         """Move on; two microseconds, so that it can be done for every call of the network."""
-        with suppress(OSError):  # a full disk: the next strip will tell
-            os.pwrite(self._handle, MARK.pack(cells, self._in_flight), 0)
+        with self._moving, suppress(OSError):  # a full disk: the next strip will tell
+            self._cells = max(cells, self._cells)
+            os.pwrite(self._handle, MARK.pack(self._cells, self._in_flight), 0)
 
     def __enter__(self) -> Mark:
         return self
@@ -234,10 +238,10 @@ class Worker:
         except OSError as error:
             raise unwritten(error) from error
         with mark:
-            self._progress = Progress(job.cells_done, job.cells_total, mark)
+            self._progress = Progress(job.cells_done, job.cells_total)
             summary = map_scene(
                 replace(scene, name=job.scene_name), bundle, engine, attempt, MapOptions(**job.options),
-                self._progress.report, self._cancelled, settings.strips_folder(job.id), job.id,
+                self._progress.report, self._cancelled, settings.strips_folder(job.id), job.id, mark.move,
             )  # fmt: skip
         flush_folder(attempt)
         self._insist(lambda: self._tell_notes(job))

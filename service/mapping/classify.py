@@ -40,6 +40,7 @@ class AnsweredBlock:
 
 
 Report = Callable[[int, int], None]  # lattice cells behind us, of how many; never by two threads at once
+Place = Callable[[int], None]  # where the work is: so many cells lie before it; by several threads
 
 
 def read_blocks(source: PixelSource, plan: Plan, strips: Iterable[Strip]) -> Iterator[Block]:
@@ -106,6 +107,7 @@ class Run:
     report: Report
     stop: Stop
     checkpoint: Checkpoint | None = None
+    at: Place = lambda _: None
 
 
 Pending = deque[tuple[Block, list["PendingGroup"]]]
@@ -216,6 +218,7 @@ class LocalClassifier(Classifier):
         self._callers.shutdown(wait=True, cancel_futures=True)
 
     def _ask(self, pixels: Pixels, asked: AskedGroup, tile: int, milestone: Milestone) -> NDArray[np.float32]:
+        self._run.at(milestone.cells)
         answer = self._answer(pixels, asked, tile)
         self._progress.reach(milestone)
         return answer

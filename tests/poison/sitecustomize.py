@@ -1,14 +1,16 @@
 """With this folder on PYTHONPATH a worker is killed whenever the network is asked about a pixel that holds POISON, and
-so is whoever makes a picture of it or reads its spectrum; SLOW takes its time. Workers of a cluster are meant where
-CLUSTER_POISON is set; where it is `memory`, `engine` or `task`, they fail at everything slow, and where it begins with
-`without`, they refuse the bundle whose name follows."""
+so is whoever makes a picture of it or reads its spectrum; SLOW takes its time, and HESITATION
+the first time, before the file HESITATED is there. Workers of a cluster are meant where CLUSTER_POISON is set; where it
+is `memory`, `engine` or `task`, they fail at everything slow, and where it begins with `without`, they refuse the
+bundle whose name follows."""
 
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
-POISON, SLOW, SLOW_S, SLOW_PIXEL_S, SLOW_CALL_S = 77.0, 78.0, 6.0, 1.0, 0.05
+POISON, SLOW, HESITATION, SLOW_S, SLOW_PIXEL_S, SLOW_CALL_S = 77.0, 78.0, 79.0, 6.0, 1.0, 0.05
 
 if "service.jobs.worker" in sys.orig_argv or "CLUSTER_POISON" in os.environ:
     from service.mapping.engines import CpuEngine
@@ -18,6 +20,9 @@ if "service.jobs.worker" in sys.orig_argv or "CLUSTER_POISON" in os.environ:
     def die_of_poison(self, cube, centers):
         if (cube == POISON).any():
             os.kill(os.getpid(), signal.SIGKILL)
+        if (cube == HESITATION).any() and not Path(os.environ["HESITATED"]).exists():
+            Path(os.environ["HESITATED"]).touch()
+            time.sleep(SLOW_S)
         if (cube == SLOW).any() and "CLUSTER_POISON" in os.environ:
             if os.environ["CLUSTER_POISON"] == "memory":
                 raise MemoryError
