@@ -98,6 +98,15 @@ def test_a_spatial_split_trains_on_a_class_that_lies_in_one_place():
         assert 3 in labels[tuple(split.train.T)]
 
 
+def test_seeds_of_a_spatial_split_train_and_test_in_other_places():
+    labels = quadrants(48, 48)  # few blocks: one choice of them is best from every start
+    tested = {
+        frozenset(as_set(split_labels(labels, "spatial", 0.0, 0.0, seed, 12, train_pixels=40).test))
+        for seed in range(5)
+    }
+    assert len(tested) == 5
+
+
 def test_a_spatial_split_draws_the_same_number_of_pixels_as_a_random_one():
     labels = label_map(120, 100, 3, 0)
     counts = [len(split_labels(labels, name, 0.01, 0.01, 0, 16).train) for name in ("random", "spatial")]

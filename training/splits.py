@@ -158,7 +158,9 @@ def _apart(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Pixels of the training blocks, and the pixels far enough from all of those; the others are left out of both."""
     block_px = max(separation_px, -(-int(pixels.max() + 1) // BLOCKS_ACROSS))
-    _, block_of = np.unique(pixels // block_px, axis=0, return_inverse=True)
+    # The best choice of blocks is often the same from every start; another seed's grid lies elsewhere.
+    origin = generator.integers(0, block_px, 2)
+    _, block_of = np.unique((pixels + origin) // block_px, axis=0, return_inverse=True)
     blocks = range(int(block_of.max()) + 1)
     near_block = np.stack([_near(pixels, pixels[block_of == block], separation_px) for block in blocks], axis=1)
     _, class_of = np.unique(classes, return_inverse=True)
