@@ -36,6 +36,11 @@ def noisy_scene(noise: float, seed: int = 0, mixed: bool = False):
     )
 
 
+def by_spectra(spectra, places, classes) -> np.ndarray:
+    """The mean of what two classifiers that know these labels say about all pixels."""
+    return np.mean([voice.answer(4) for voice in spectra.voices(places, classes)], axis=0)
+
+
 def share_right(probabilities, scene, pixels) -> float:
     found = probabilities.reshape(ROWS, COLS, -1)[tuple(pixels.T)].argmax(axis=1) + 1
     return float((found == scene.labels[tuple(pixels.T)]).mean())
@@ -48,7 +53,7 @@ def test_in_large_fields_neighbours_are_trusted_and_help():
     assert lesson.choice.pull < 1
     assert lesson.choice.accuracy > lesson.choice.spectral_accuracy
     places = np.ravel_multi_index(tuple(split.train.T), (ROWS, COLS))
-    alone = Spectra.of(scene).classify(places, scene.labels.ravel()[places].astype(int) - 1, 4)
+    alone = by_spectra(Spectra.of(scene), places, scene.labels.ravel()[places].astype(int) - 1)
     assert share_right(lesson.probabilities, scene, split.test) > share_right(alone, scene, split.test) + 0.1
 
 
@@ -59,6 +64,50 @@ def test_where_every_pixel_differs_from_its_neighbours_spectra_are_trusted():
     assert lesson.choice.pull >= 1
     assert share_right(lesson.probabilities, scene, split.test) > 0.8
     assert "spectra" in str(lesson.choice)
+
+
+def test_a_voice_that_is_sure_and_wrong_does_not_drown_the_other(monkeypatch):
+    scene = noisy_scene(0.7, mixed=True)
+    split = split_labels(scene.labels, "random", 0.05, 0.0, 0, 5)
+    learn = teaching._discriminant
+
+    def boast(learnt, classes):
+        weights, offsets = learn(learnt, np.random.default_rng(0).permutation(classes))
+        return 10 * weights, 10 * offsets
+
+    monkeypatch.setattr(teaching, "_discriminant", boast)
+    lesson = teach(scene, split, 0)
+    regression, discriminant = lesson.choice.voice_temperatures
+    assert discriminant > 3 * regression
+    assert regression * discriminant == pytest.approx(1)
+    assert lesson.choice.record()["voice_temperatures"] == [round(regression, 4), round(discriminant, 4)]
+    places = np.ravel_multi_index(tuple(split.train.T), (ROWS, COLS))
+    drowned = by_spectra(Spectra.of(scene), places, scene.labels.ravel()[places].astype(int) - 1)
+    assert share_right(lesson.probabilities, scene, split.test) > share_right(drowned, scene, split.test) + 0.05
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_neighbours_that_hardly_help_near_the_labels_are_not_trusted_far_from_them(monkeypatch, seed):
+    """Fields round the labels, and single pixels everywhere else: none can be held out that lies far enough away."""
+    fields, single = noisy_scene(1.5), noisy_scene(1.5, mixed=True)
+    pixels = np.argwhere(fields.labels > 0)
+    distance = np.abs(pixels - [ROWS // 2, COLS // 2]).max(axis=1)
+    is_single = (distance.reshape(ROWS, COLS) > 8) | (np.random.default_rng(0).random((ROWS, COLS)) < 0.4)
+    scene = replace(
+        fields,
+        cube=np.where(is_single[..., None], single.cube, fields.cube),
+        labels=np.where(is_single, single.labels, fields.labels),
+    )
+    train = np.random.default_rng(seed).permutation(pixels[distance <= 6])[:80]
+    split = Split("spatial", train, train[:0], pixels[distance > 15])
+    careful = teach(scene, split, seed)
+    assert careful.choice.held_out_px < careful.choice.asked_px / 2
+    assert math.isinf(careful.choice.pull)
+    monkeypatch.setattr(teaching, "WORTH_NEIGHBOURS", 0.0)
+    trusting = teach(scene, split, seed)
+    assert math.isfinite(trusting.choice.pull)
+    right = [share_right(lesson.probabilities, scene, split.test) for lesson in (careful, trusting)]
+    assert right[0] > right[1] + 0.01
 
 
 def test_classes_count_by_how_much_of_what_is_asked_for_they_are():
@@ -207,7 +256,7 @@ def test_the_walk_solves_its_equation_for_every_pull():
     spectra = Spectra.of(scene)
     graph = Graph.of(spectra.components, scene.valid)
     places = np.array([100, 700, 1200, 1800])
-    spectral = spectra.classify(places, np.arange(4), 4)
+    spectral = by_spectra(spectra, places, np.arange(4))
     degree = np.asarray(graph.ties.sum(axis=1)).ravel()[:, None]
     free = np.ones(ROWS * COLS, bool)
     free[places] = False

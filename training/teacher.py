@@ -3,8 +3,9 @@
 A network that sees a few labelled patches learns their surroundings by heart, and fails where those end. So it is not
 taught by the labels alone: a teacher answers for every pixel of the scene, and the network learns its answers. The
 teacher knows spectra (two linear classifiers) and where the scene changes (a random walk between neighbours that look
-alike, which starts at the labels). How far it trusts its neighbours is chosen by cross-validation inside the training
-labels, with pixels held out that lie as far from the others as the pixels asked for lie from the labels.
+alike, which starts at the labels). How sure each classifier may be and how far neighbours are trusted is chosen by
+cross-validation inside the training labels, with pixels held out that lie as far from the others as the pixels asked
+for lie from the labels.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.cluster.vq import kmeans2
 from scipy.spatial import cKDTree
-from scipy.stats import wasserstein_distance
+from scipy.special import softmax
+from scipy.stats import gmean, wasserstein_distance
 from sklearn.covariance import ledoit_wolf
 from sklearn.linear_model import LogisticRegression
 
@@ -41,6 +43,9 @@ PULLS = (math.inf, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 FEW_LABELS = 6
 SMOOTHING_PULL = 0.1
 WORTH_A_VOICE = 0.05  # nats a pixel that smoothed spectra must make held-out pixels likelier by
+# Share of what spectra alone leave unlikely that neighbours must explain, where pixels that lie far enough from the
+# labels cannot be held out. HyMap Berlin: at most 0.02, and neighbours cost 1 to 2 points; SalinasA: 0.2 and more.
+WORTH_NEIGHBOURS = 0.05
 COLUMNS_AT_ONCE = 16  # that are smoothed: bounds the memory
 FOLDS = 5
 REPEATS = 2  # of the cross-validation, with other folds; larger scenes take long enough once
@@ -53,7 +58,13 @@ ALIKE = 1e-3  # pulls whose likelihoods differ by less, in nats a pixel, are as 
 EVEN = 2  # classes of which none has more than so many times the labels of another were labelled by class
 SMALLEST_PROBABILITY = 1e-4  # one odd pixel must not decide alone
 
+VOICES = 2  # that spectra have
+
 Probabilities = NDArray[np.float32]  # (pixels, classes)
+Weights = NDArray[np.float32]  # (features, classes)
+Offsets = NDArray[np.float32]  # (classes)
+Places = NDArray[np.int64] | slice
+ALL_PLACES = slice(None)
 
 
 @dataclass(frozen=True)
@@ -62,11 +73,17 @@ class Choice:
 
     pull: float
     temperature: float  # of the answers, by the held-out pixels
+    voice_temperatures: tuple[float, ...]  # of each classifier's own answers, before they are averaged
     accuracy: float | None  # None: no training pixel could be held out
     spectral_accuracy: float | None
     held_out_px: float  # median distance of a held-out pixel from the nearest label it was judged by
     asked_px: float  # median distance of the pixels asked for from the nearest label
     is_smoothed: bool = False  # smoothed spectra have a voice too
+
+    @property
+    def is_spectra_alone(self) -> bool:
+        """Whether every pixel is answered for by itself, so that mistakes lie scattered."""
+        return math.isinf(self.pull)
 
     def _shares(self) -> dict[str, float]:
         if self.accuracy is None or self.spectral_accuracy is None:
@@ -76,12 +93,13 @@ class Choice:
             "held_out_accuracy_of_spectra_alone": round(self.spectral_accuracy, 4),
         }
 
-    def record(self) -> dict[str, float | str]:
+    def record(self) -> dict[str, float | str | list[float]]:
         """The choice as it stands in a manifest and in a study's cells."""
         return {
-            "pull": "spectra alone" if math.isinf(self.pull) else self.pull,
+            "pull": "spectra alone" if self.is_spectra_alone else self.pull,
             **({"smoothed": True} if self.is_smoothed else {}),
             "temperature": round(self.temperature, 4),
+            "voice_temperatures": [round(temperature, 4) for temperature in self.voice_temperatures],
             **self._shares(),
             "held_out_distance_px": round(self.held_out_px, 1),
             "asked_distance_px": round(self.asked_px, 1),
@@ -92,7 +110,7 @@ class Choice:
             return "taught by spectra alone: too few labels to hold some out and see whether neighbours help"
         how = (
             "spectra alone, since neighbours did not help"
-            if math.isinf(self.pull)
+            if self.is_spectra_alone
             else f"spectra and neighbours, with a pull of {self.pull:g} to a pixel's own spectrum"
         )
         smoothed = "smoothed spectra, " if self.is_smoothed else ""
@@ -120,13 +138,13 @@ def teach(scene: LabelledScene, split: Split, seed: int) -> Lesson:
     spectra = Spectra.of(scene)
     graph = Graph.of(spectra.components[:, :EDGE_COMPONENTS], scene.valid)
     is_tried = len(places) < FEW_LABELS * len(np.unique(classes))
-    voices = [[spectra], [spectra, spectra.smoothed(graph)]] if is_tried else [[spectra]]
-    spectral = spectra.classify(places, classes, len(scene.legend))
+    heard = [spectra, spectra.smoothed(graph)] if is_tried else [spectra]
     asked = np.ravel_multi_index((split.test[:, 0], split.test[:, 1]), (rows, cols))
-    expected = (spectral[asked] if len(asked) else spectral[scene.valid.ravel()]).mean(axis=0)
-    choice = _choose(voices, graph, places, classes, split, expected, seed)
-    if choice.is_smoothed:
-        spectral = _agree(voices[1], places, classes, len(scene.legend))
+    first = _agree(spectra.voices(places, classes), (1.0, 1.0), len(scene.legend))
+    expected = (first[asked] if len(asked) else first[scene.valid.ravel()]).mean(axis=0)
+    choice = _choose(heard, graph, places, classes, split, expected, seed)
+    voices = _voices(heard if choice.is_smoothed else heard[:1], places, classes)
+    spectral = _agree(voices, choice.voice_temperatures, len(scene.legend))
     probabilities = next(graph.walk(spectral, places, classes, (choice.pull,)))
     # A walk far from its labels is right more often than it is sure; a network learns sure answers sooner.
     sharpened = np.power(probabilities, 1 / min(1.0, choice.temperature))
@@ -156,16 +174,35 @@ class RememberingTeacher:
         return lesson
 
 
-def _agree(
-    voices: Sequence[Spectra], places: NDArray[np.int64], classes: NDArray[np.int64], class_count: int
-) -> Probabilities:
-    """The mean of what several say."""
-    mean: Probabilities = np.mean([voice.classify(places, classes, class_count) for voice in voices], axis=0)
-    return mean
+@dataclass(frozen=True)
+class Voice:
+    """A linear classifier of spectra, taught by some labels."""
+
+    spectra: NDArray[np.float32]  # (pixels, features)
+    weights: NDArray[np.float32]  # (features, classes that have labels)
+    offsets: NDArray[np.float32]
+    present: NDArray[np.int64]  # which classes those are
+
+    def answer(self, class_count: int, temperature: float = 1.0, places: Places = ALL_PLACES) -> Probabilities:
+        """Probabilities of pixels, sharper or softer by a temperature."""
+        scores = self.spectra[places] @ self.weights + self.offsets
+        found = np.zeros((len(scores), class_count), np.float32)
+        found[:, self.present] = softmax(scores / np.float32(temperature), axis=1)
+        return found
+
+
+def _voices(heard: Sequence[Spectra], places: NDArray[np.int64], classes: NDArray[np.int64]) -> list[Voice]:
+    return [voice for spectra in heard for voice in spectra.voices(places, classes)]
+
+
+def _agree(voices: Sequence[Voice], temperatures: Sequence[float], class_count: int) -> Probabilities:
+    """The mean of what several say about all pixels."""
+    found = zip(voices, temperatures, strict=True)
+    return np.mean([voice.answer(class_count, temperature) for voice, temperature in found], axis=0)
 
 
 def _choose(
-    voices: Sequence[Sequence[Spectra]],
+    heard: Sequence[Spectra],
     graph: Graph,
     places: NDArray[np.int64],
     classes: NDArray[np.int64],
@@ -175,12 +212,12 @@ def _choose(
 ) -> Choice:
     """The voices and the pull that make the held-out training pixels likeliest, each with a temperature that suits it.
 
+    A voice that is too sure would be heard alone, so each has a temperature of its own before they are averaged.
     Likelihood, because a hundred pixels are too few for shares of right answers to differ by more than chance. Of pulls
     that are alike the weakest is taken: where every held-out pixel is sure, neighbours settle the odd ones.
     """
     class_count = len(expected)
     weight_of = _weights(classes, expected)
-    truths: list[NDArray[np.int64]] = []
     generator = np.random.default_rng(seed)
     train = split.train
     if len(train) > MOST_LABELS:
@@ -189,34 +226,19 @@ def _choose(
     is_large = graph.ties.shape[0] > LARGE_SCENE_PIXELS
     repeats = [matched_folds(train, split.test, generator) for _ in range(1 if is_large else REPEATS)]
     held_out_px, asked_px = float(np.median([folds.held_out_px for folds in repeats])), repeats[-1].asked_px
-    if held_out_px < asked_px / 2:  # smoothing makes near pixels alike: it would look better than it will be
-        voices = voices[:1]
-    ways = [(number, pull) for number in range(len(voices)) for pull in PULLS]
-    answers: list[list[Probabilities]] = [[] for _ in ways]
-    for folds in repeats:
-        for fold in range(FOLDS):
-            held = folds.fold_of == fold
-            # A class that only the held-out pixels have could not be found by anybody.
-            judged = held & np.isin(classes, classes[~held])
-            if not judged.any() or len(np.unique(classes[~held])) < 2:
-                continue
-            # Labels nearer to the held-out pixels than labels mostly lie to those asked for would help too much.
-            distance, _ = cKDTree(train[held]).query(train)
-            anchors = ~held & (distance >= asked_px)
-            walks = (
-                walked
-                for some in voices
-                for walked in graph.walk(
-                    _agree(some, places[~held], classes[~held], class_count), places[anchors], classes[anchors], PULLS
-                )
-            )
-            for found, walked in zip(answers, walks, strict=True):
-                found.append(walked[places[judged]])
-            truths.append(classes[judged])
-    if not truths:
-        return Choice(math.inf, 1.0, None, None, 0.0, asked_px)
-    truth = np.concatenate(truths)
-    held_out = [np.log(np.maximum(np.concatenate(found), SMALLEST_PROBABILITY)) for found in answers]
+    is_too_near = held_out_px < asked_px / 2  # near pixels are alike: neighbours would look better than they will be
+    if is_too_near:
+        heard = heard[:1]
+    trials = [trial for folds in repeats for trial in _trials(heard, train, places, classes, folds)]
+    if not trials:
+        return Choice(math.inf, 1.0, (1.0, 1.0), None, None, 0.0, asked_px)
+    truth = np.concatenate([classes[trial.judged] for trial in trials])
+    own = _voice_temperatures(trials, places, truth, class_count)
+    counts = [VOICES * (number + 1) for number in range(len(heard))]
+    ways = [(count, pull) for count in counts for pull in PULLS]
+    held_out = [
+        logits for count in counts for logits in _walk_trials(graph, trials, own[:count], places, classes, class_count)
+    ]
     temperatures = [fit_temperature(logits, truth, SHARPEST) for logits in held_out]
     unlikely = np.array(
         [
@@ -225,10 +247,86 @@ def _choose(
         ]
     )
     unlikely[len(PULLS) :] += WORTH_A_VOICE
+    if is_too_near:
+        unlikely[1:] += WORTH_NEIGHBOURS * unlikely[0]
     best = int(np.flatnonzero(unlikely <= unlikely.min() + ALIKE)[-1])
     accuracy = [float((logits.argmax(axis=1) == truth).mean()) for logits in held_out]
-    number, pull = ways[best]
-    return Choice(pull, temperatures[best], accuracy[best], accuracy[0], held_out_px, asked_px, number == 1)
+    count, pull = ways[best]
+    return Choice(
+        pull,
+        temperatures[best],
+        own[:count],
+        accuracy[best],
+        accuracy[0],
+        held_out_px,
+        asked_px,
+        is_smoothed=count > VOICES,
+    )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Some training pixels held out, and voices that know the labels of the others."""
+
+    judged: NDArray[np.bool_]
+    anchors: NDArray[np.bool_]  # where a walk starts
+    voices: list[Voice]
+
+
+def _trials(
+    heard: Sequence[Spectra],
+    train: Pixels,
+    places: NDArray[np.int64],
+    classes: NDArray[np.int64],
+    folds: Folds,
+) -> Iterator[Trial]:
+    for fold in range(FOLDS):
+        held = folds.fold_of == fold
+        # A class that only the held-out pixels have could not be found by anybody.
+        judged = held & np.isin(classes, classes[~held])
+        if not judged.any() or len(np.unique(classes[~held])) < 2:
+            continue
+        # Labels nearer to the held-out pixels than labels mostly lie to those asked for would help too much.
+        distance, _ = cKDTree(train[held]).query(train)
+        yield Trial(judged, ~held & (distance >= folds.asked_px), _voices(heard, places[~held], classes[~held]))
+
+
+def _voice_temperatures(
+    trials: Sequence[Trial], places: NDArray[np.int64], truth: NDArray[np.int64], class_count: int
+) -> tuple[float, ...]:
+    """How much softer or sharper each voice has to speak for none to drown the others.
+
+    Held-out pixels are often harder than those asked for, so only how the temperatures differ is believed: their
+    geometric mean is 1.
+    """
+    found = []
+    for number in range(len(trials[0].voices)):
+        answers = [trial.voices[number].answer(class_count, places=places[trial.judged]) for trial in trials]
+        found.append(fit_temperature(_logits(answers), truth, SHARPEST))
+    return tuple(float(temperature) for temperature in np.array(found) / gmean(found))
+
+
+def _walk_trials(
+    graph: Graph,
+    trials: Sequence[Trial],
+    temperatures: Sequence[float],
+    places: NDArray[np.int64],
+    classes: NDArray[np.int64],
+    class_count: int,
+) -> list[Probabilities]:
+    """For each pull: what the first voices, as many as have temperatures, and neighbours say of held-out pixels."""
+    answers: list[list[Probabilities]] = [[] for _ in PULLS]
+    for trial in trials:
+        spectral = _agree(trial.voices[: len(temperatures)], temperatures, class_count)
+        walks = graph.walk(spectral, places[trial.anchors], classes[trial.anchors], PULLS)
+        for found, walked in zip(answers, walks, strict=True):
+            found.append(walked[places[trial.judged]])
+    return [_logits(found) for found in answers]
+
+
+def _logits(found: Sequence[Probabilities]) -> Probabilities:
+    logits: Probabilities = np.log(np.maximum(np.concatenate(found), SMALLEST_PROBABILITY))
+    return logits
 
 
 def _weights(classes: NDArray[np.int64], expected: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -329,29 +427,35 @@ class Spectra:
         """Every pixel's spectrum averaged with those of its neighbours that look alike, and of theirs."""
         return Spectra(graph.smooth(self.standardised), graph.smooth(self.components))
 
-    def classify(self, places: NDArray[np.int64], classes: NDArray[np.int64], class_count: int) -> Probabilities:
-        """Probabilities of all pixels: the mean of a logistic regression's and a linear discriminant's."""
-        found = np.zeros((len(self.standardised), class_count), np.float32)
-        present = np.unique(classes)
-        regression = LogisticRegression(C=10.0, max_iter=2000).fit(self.standardised[places], classes)
-        found[:, present] = regression.predict_proba(self.standardised) / 2
-        found[:, present] += self._discriminate(places, np.searchsorted(present, classes)) / 2
-        return found
+    def voices(self, places: NDArray[np.int64], classes: NDArray[np.int64]) -> tuple[Voice, Voice]:
+        """A logistic regression and a linear discriminant, by the labels of some places."""
+        present, numbers = np.unique(classes, return_inverse=True)
+        return (
+            Voice(self.standardised, *_regression(self.standardised[places], numbers), present),
+            Voice(self.components, *_discriminant(self.components[places], numbers), present),
+        )
 
-    def _discriminate(self, places: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Linear discriminant with one covariance for all classes, shrunk as Ledoit and Wolf do."""
-        learnt = self.components[places].astype(np.float64)
-        counts = np.bincount(classes)
-        means = np.stack([learnt[classes == value].mean(axis=0) for value in range(len(counts))])
-        covariance, _ = ledoit_wolf(learnt - means[classes], assume_centered=True)
-        # One more pixel with the noise's own covariance: a class of one pixel each would leave nothing to divide by.
-        covariance = (covariance * len(classes) + np.eye(len(covariance))) / (len(classes) + 1)
-        weights = np.linalg.solve(covariance, means.T)  # (components, classes)
-        offsets = np.log(counts / counts.sum()) - (means.T * weights).sum(axis=0) / 2
-        scores = self.components @ weights.astype(np.float32) + offsets.astype(np.float32)
-        likelihoods = np.exp(scores - scores.max(axis=1, keepdims=True))
-        probabilities: NDArray[np.float32] = likelihoods / likelihoods.sum(axis=1, keepdims=True)
-        return probabilities
+
+def _regression(learnt: NDArray[np.float32], classes: NDArray[np.int64]) -> tuple[Weights, Offsets]:
+    """Multinomial logistic regression."""
+    fitted = LogisticRegression(C=10.0, max_iter=2000).fit(learnt, classes)
+    weights, offsets = fitted.coef_.T, fitted.intercept_
+    if len(offsets) == 1:  # of two classes: how much the second is ahead
+        weights, offsets = np.hstack([-weights, weights]) / 2, np.concatenate([-offsets, offsets]) / 2
+    return weights.astype(np.float32), offsets.astype(np.float32)
+
+
+def _discriminant(found: NDArray[np.float32], classes: NDArray[np.int64]) -> tuple[Weights, Offsets]:
+    """Linear discriminant with one covariance for all classes, shrunk as Ledoit and Wolf do."""
+    learnt = found.astype(np.float64)
+    counts = np.bincount(classes)
+    means = np.stack([learnt[classes == value].mean(axis=0) for value in range(len(counts))])
+    covariance, _ = ledoit_wolf(learnt - means[classes], assume_centered=True)
+    # One more pixel with the noise's own covariance: a class of one pixel each would leave nothing to divide by.
+    covariance = (covariance * len(classes) + np.eye(len(covariance))) / (len(classes) + 1)
+    weights = np.linalg.solve(covariance, means.T)  # (components, classes)
+    offsets = np.log(counts / counts.sum()) - (means.T * weights).sum(axis=0) / 2
+    return weights.astype(np.float32), offsets.astype(np.float32)
 
 
 def _some(places: NDArray[np.int64]) -> NDArray[np.int64]:
