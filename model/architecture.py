@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -128,6 +128,13 @@ class Transformer(nn.Module):
         """Logits; `kept` (k,) names the tokens to look at, the centre's first, where training sees part of a patch."""
         spectra = patches.flatten(1, 2)  # (n, tokens, bands)
         return self.shaped(self.answer(spectra if kept is None else spectra[:, kept], kept))
+
+    def drop(self, share: float) -> None:
+        """Train with another dropout from now on."""
+        self.config = replace(self.config, dropout=share)
+        for module in self.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = share
 
     def answer(self, spectra: Tensor, kept: Tensor | None = None) -> Tensor:
         """Logits for spectra (n, tokens, bands) of patches: one row a patch, or one a token for the head `token`."""

@@ -1,5 +1,6 @@
 """Fitting: a seed gives its weights, micro-batches change nothing, a stopped run goes on, test labels stay unseen."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from training.patches import PatchSource, draw_batches
 from training.pretraining import pretrain
 from training.recipes import RECIPES, learning_rate
 from training.splits import split_labels
+from training.teacher import teach
 
 SMALL = {"bands": 6, "classes": 4, "patch_px": 4, "width": 8, "depth": 1, "heads": 2, "mlp_width": 8}
 SCENE = scenes.labelled_scene(30, 28)
@@ -244,6 +246,19 @@ def test_labels_that_do_not_train_or_validate_change_nothing(name):
     first, second = (fit(scene, SPLIT, small(head="token"), recipe(name, epochs=2), 0) for scene in (SCENE, other))
     assert same_weights(first.network, second.network)
     assert (first.temperature, first.choice) == (second.temperature, second.choice)
+
+
+@pytest.mark.parametrize(("pull", "dropout"), [(math.inf, 0.1), (0.1, 0.0)])
+def test_a_teacher_that_goes_by_spectra_alone_is_followed_with_dropout(pull, dropout):
+    def as_chosen(scene, split, seed):
+        lesson = teach(scene, split, seed)
+        return replace(lesson, choice=replace(lesson.choice, pull=pull))
+
+    said = []
+    net = fit(SCENE, SPLIT, small(dropout=0.0), recipe(epochs=1), 0, say=said.append, teach=as_chosen).network
+    assert net.config.dropout == dropout
+    assert {block.dropout.p for block in net.blocks} == {dropout}
+    assert any("a dropout of 0.1" in line for line in said) == (dropout > 0)
 
 
 def test_pixels_without_data_are_no_lesson():

@@ -87,6 +87,13 @@ def test_so_many_labels_of_every_class_are_found_again(data):
     assert json.loads(judged.stdout)["training_pixels_left_out"] == 3 * classes
 
 
+@pytest.mark.parametrize(("asked", "dropout"), [([], 0.1), (["--dropout", "0"], 0.0), (["--dropout", "0.3"], 0.3)])
+def test_dropout_that_is_asked_for_is_had_whatever_the_teacher_goes_by(data, asked, dropout):
+    done = train(data, "--epochs", 1, "--per-class", 1, *asked)  # too few labels to see whether neighbours help
+    assert "taught by spectra alone" in done.stderr + done.stdout
+    assert load_bundle(data / "bundle.onnx").manifest.architecture["dropout"] == dropout
+
+
 def test_a_class_with_too_few_labels_is_named(data):
     done = train(data, "--epochs", 1, "--per-class", 400)
     assert done.returncode == 0

@@ -105,6 +105,9 @@ def fit(
         say(f"making a teacher for the whole scene from {len(split.train)} labels")
         lesson = teach(scene, split, seed)
         say(str(lesson.choice))
+        if lesson.choice.is_spectra_alone:
+            network.drop(recipe.dropout_by_spectra)
+            say(f"a dropout of {recipe.dropout_by_spectra:g}, so that its single mistakes are not learnt by heart")
         targets, centers = torch.from_numpy(lesson.probabilities).to(where), everywhere
         patches = patches_in_epoch(recipe, centers)
     else:

@@ -26,6 +26,7 @@ class Recipe:
     head: Head = "pooled"  # unless another is asked for
     spectral_path: bool = False
     dropout: float = 0.1
+    dropout_by_spectra: float = 0.1  # instead, where a teacher goes by spectra alone: it errs here and there
     mixing: float = 0.0  # of the Beta distribution by which patches are mixed in pairs; 0 mixes none
     averaging: float = 0.0  # share that the average of the weights keeps at a step; 0 takes the last weights
     pretraining_epochs: int = 0  # in which hidden spectra are guessed, before anything is taught

@@ -87,6 +87,8 @@ def train(
     scene = load_labelled_scene(options.files)
     config = _config(options, scene, recipe)
     recipe = replace(recipe, head=config.head, spectral_path=config.spectral_path, dropout=config.dropout)
+    if options.dropout is not None:
+        recipe = replace(recipe, dropout_by_spectra=options.dropout)
     split = split_labels(
         scene.labels,
         options.split,
