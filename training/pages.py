@@ -246,7 +246,7 @@ figcaption b { color: var(--fig-ink); }
 .letters { position: absolute; }
 .picture { display: block; width: 100%; min-width: 34rem; height: auto; }
 table { border-collapse: collapse; font-size: 0.85rem; }
-th, td { padding: 0.28rem 0.3rem; text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.28rem 0.2rem; text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 thead th { border-bottom: 2px solid var(--fig-line); color: var(--fig-quiet); font-weight: 600; vertical-align: bottom;
   white-space: normal; min-width: 4rem; }
 th:first-child { text-align: left; padding-left: 0; position: sticky; left: 0; background: var(--fig-ground); }
