@@ -95,25 +95,41 @@ def test_a_job_whose_worker_dies_three_times_at_one_place_fails(store):
     store.add_job(a_job(), 100)
     for _ in range(3):
         held = store.claim("a", 10)
-        store.forfeit("a", {held.id: (50, 10)}, KEEP_S)
+        store.forfeit("a", {held.id: frozenset({50, 60})}, KEEP_S)
     job = store.job(held.id)
     assert (job.status, job.error_code) == ("failed", "inference_failed")
     assert job.id in job.error_detail
 
 
-def test_what_was_in_flight_does_not_count_as_getting_on(store):
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        ({0, 120}, {120, 136}, {16, 120}),  # other threads were here and there
+        ({120}, set(), {120}),  # one was killed before it asked anything
+        (set(), set(), set()),  # nobody gets so far
+    ],
+)
+def test_the_place_that_was_asked_about_at_every_death_is_to_blame(store, deaths):
     store.add_job(a_job(), 100)
-    for cells in (50, 60, 70):
+    for asked in deaths:
         held = store.claim("a", 10)
-        store.forfeit("a", {held.id: (cells, 10)}, KEEP_S)
+        store.forfeit("a", {held.id: frozenset(asked)}, KEEP_S)
     assert store.job(held.id).status == "failed"
 
 
-def test_a_job_that_gets_on_between_deaths_is_not_to_blame(store):
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        [{16 * tile, 16 * tile + 16} for tile in range(8)],  # a tile further each time, however slow
+        [{0, 16}, {16, 32}, {0, 32}, {0, 16}, {16, 32}],  # no place was asked about three times in a row
+        [set(), {0}, set(), {16}, set(), {32}],
+    ],
+)
+def test_a_job_that_gets_on_between_deaths_is_not_to_blame(store, deaths):
     store.add_job(a_job(), 100)
-    for strips in range(8):
+    for asked in deaths:
         held = store.claim("a", 10)
-        store.forfeit("a", {held.id: (30 * strips, 10)}, KEEP_S)
+        store.forfeit("a", {held.id: frozenset(asked)}, KEEP_S)
     assert store.job(held.id).status == "accepted"
 
 
@@ -121,11 +137,13 @@ def test_a_server_that_died_frees_its_jobs_and_blames_them_late(store):
     store.add_job(a_job(), 100)
     for crash in range(5):
         held = store.claim("a", 10)
-        assert store.free_all({held.id: (50, 10)}, KEEP_S) == [], crash
+        assert store.free_all({held.id: frozenset({50})}, KEEP_S) == [], crash
     assert store.job(held.id).status == "accepted"
     assert not store.succeed(held, SUMMARY, KEEP_S)
     held = store.claim("a", 10)
-    assert [job.id for job in store.free_all({held.id: (50, 10)}, KEEP_S)] == [held.id]  # it takes the machine down
+    assert [job.id for job in store.free_all({held.id: frozenset({50})}, KEEP_S)] == [
+        held.id
+    ]  # it takes the machine down
     assert store.job(held.id).error_code == "inference_failed"
 
 

@@ -1,5 +1,6 @@
 """A worker's own promises, with a store that fails on purpose."""
 
+import struct
 import time
 
 import pytest
@@ -48,12 +49,27 @@ def test_a_map_survives_a_disk_that_is_full_when_it_is_recorded(worker, job, tmp
     assert worker._store.job(job.id).status == "successful"
 
 
-def test_progress_of_an_earlier_run_is_shown_but_not_marked(tmp_path):
-    with Mark(tmp_path, 32) as mark:
-        progress = Progress(500, 1000, mark)
-        progress.report(16, 1000)
-        assert progress.done == 500
-    assert Mark.read(tmp_path) == (16, 32)
+def test_progress_of_an_earlier_run_is_shown():
+    progress = Progress(500, 1000)
+    progress.report(16, 1000)
+    assert progress.done == 500
+
+
+def test_a_mark_says_what_was_asked_about_when_its_worker_died(tmp_path):
+    assert Mark.read(tmp_path) == set()
+    mark = Mark(tmp_path)
+    mark.set([16, 48, 32])
+    assert Mark.read(tmp_path) == {16, 32, 48}
+    mark.set([48])
+    assert Mark.read(tmp_path) == {48}
+    Mark(tmp_path)  # the next worker, who has not asked anything yet
+    assert Mark.read(tmp_path) == set()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x01", b"\xff" * 16, struct.pack("<qq", 120, 32)])
+def test_a_mark_that_cannot_be_read_says_nothing(tmp_path, content):
+    (tmp_path / "mark").write_bytes(content)
+    assert Mark.read(tmp_path) == set()
 
 
 def test_a_network_that_never_answers_is_quiet_from_the_start():

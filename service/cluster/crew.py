@@ -124,11 +124,17 @@ class ClusterClassifier(Classifier):
     """Sends each block to a worker; as many are under way as their pixels fit into the memory set for them."""
 
     def __init__(self, cluster: Cluster, run: Run, run_id: str, sha256: str) -> None:
-        super().__init__(run)
+        super().__init__(replace(run, report=self._report))
+        self._told = run
         self._cluster = cluster
         self._run_id, self._sha256 = run_id, sha256
         self._bare_plan = replace(run.plan, strips=())  # workers need none, and there may be thousands
         self._receiver = ThreadPoolExecutor(1, "hyperscene-receiver")
+
+    def _report(self, cells: int, total: int) -> None:
+        # Blocks are sent far ahead of what is answered: what counts is the first that is missing.
+        self._told.asking([cells])
+        self._told.report(cells, total)
 
     def _begin(self, block: Block) -> list[PendingGroup]:
         expected: list[ExpectedGroup] = []
@@ -154,13 +160,8 @@ class ClusterClassifier(Classifier):
         for (_, call, milestone), answer in zip(tiles, kept, strict=True):
             assert answer is not None
             call.set_result(answer)
-            self._reach(milestone)
+            self._progress.reach(milestone)
         return True
-
-    def _reach(self, milestone: Milestone) -> None:
-        # Blocks are sent far ahead: where the work is, is where answers come from.
-        self._run.at(milestone.cells)
-        self._progress.reach(milestone)
 
     def _ask(self, pixels: Pixels, expected: list[ExpectedGroup]) -> None:
         groups = [group.asked.group for group, _ in expected]
@@ -185,7 +186,7 @@ class ClusterClassifier(Classifier):
                     if self._run.checkpoint is not None:
                         self._run.checkpoint.save_answer(group.asked.group, tile, told)
                     call.set_result(told)
-                    self._reach(milestone)
+                    self._progress.reach(milestone)
         except BaseException as error:
             reason = unwritten(error) if isinstance(error, OSError) else error
             for call in (call for _, tiles in expected for _, call, _ in tiles if not call.done()):

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 Status = Literal["accepted", "running", "successful", "failed", "dismissed"]
 FINISHED: tuple[Status, ...] = ("successful", "failed", "dismissed")
-JSON_COLUMNS = {"document", "options", "seconds", "execution", "history", "members"}
+JSON_COLUMNS = {"document", "options", "seconds", "execution", "history", "members", "suspects"}
 
 Record = TypeVar("Record")
 
@@ -62,9 +62,9 @@ class JobRecord:
     token: str | None = None  # of the lease: who holds another one has lost the job
     lease_until: float | None = None
     resumes: int = 0
-    deaths: int = 0  # of workers, one after the other, that did not get beyond `death_mark`
+    deaths: int = 0  # of workers, one after the other, that did not get beyond `suspects`
     crashes: int = 0  # of the server, in the same way
-    death_mark: int = -1
+    suspects: list[int] = field(default_factory=list)  # places of the job that were asked about at each of those
     error_code: str | None = None
     error_status: int | None = None
     error_detail: str | None = None

@@ -56,6 +56,8 @@ MIGRATIONS = (
     """,
     "ALTER TABLE jobs ADD COLUMN history TEXT NOT NULL DEFAULT '[]';",
     "ALTER TABLE scenes ADD COLUMN href TEXT; ALTER TABLE workers ADD COLUMN members TEXT NOT NULL DEFAULT '[]';",
+    # Renamed and not dropped, which SQLite has learnt late (3.35); a column of integers holds other texts as they are.
+    "ALTER TABLE jobs RENAME COLUMN death_mark TO suspects; UPDATE jobs SET suspects = '[]', deaths = 0, crashes = 0;",
 )
 PROBE_S = 2.0
 # Upper ends of the histograms' buckets, in seconds.
@@ -301,18 +303,17 @@ class Store:
             if job.status != "dismissed":
                 self._end(db, job, "dismissed", keep_s, idempotency_key=None)  # sent again, it is a new job
 
-    def forfeit(self, worker: str, marks: Mapping[str, tuple[int, int]], keep_s: float) -> list[JobRecord]:
-        """Free the jobs of a worker that died; `marks` says how far each got, and how many cells were being
-        asked about at once.
+    def forfeit(self, worker: str, marks: Mapping[str, frozenset[int]], keep_s: float) -> list[JobRecord]:
+        """Free the jobs of a worker that died; `marks` says what of each was being asked about.
 
-        A job whose worker died three times without getting any further is to blame, and fails.
+        A job whose worker died three times at the same place is to blame, and fails.
         """
         with self.transaction() as db:
             rows = db.execute("SELECT * FROM jobs WHERE status = 'running' AND worker = ?", (worker,)).fetchall()
             db.execute("DELETE FROM workers WHERE name = ?", (worker,))
             return self._blame(db, rows, marks, keep_s, "deaths", MOST_DEATHS, "the worker")
 
-    def free_all(self, marks: Mapping[str, tuple[int, int]], keep_s: float) -> list[JobRecord]:
+    def free_all(self, marks: Mapping[str, frozenset[int]], keep_s: float) -> list[JobRecord]:
         """Free every running job: their workers went down with the server, which is hardly ever a job's fault.
 
         A container may be killed whole where one process takes too much memory, though; so there is an end to it.
@@ -326,7 +327,7 @@ class Store:
         self,
         db: sqlite3.Connection,
         rows: list[sqlite3.Row],
-        marks: Mapping[str, tuple[int, int]],
+        marks: Mapping[str, frozenset[int]],
         keep_s: float,
         counter: str,
         most: int,
@@ -335,10 +336,11 @@ class Store:
         """Free jobs whose process died, and answer those that are to blame for it: they have failed."""
         failed = []
         for job in (from_row(JobRecord, row) for row in rows):
-            mark, in_flight = marks.get(job.id, (0, 0))
-            # What was being asked about when one process died may be answered by the next, which gets no further. One
-            # that is far behind began anew, with another device, say.
-            has_moved = job.death_mark < 0 or abs(mark - job.death_mark) > 2 * in_flight
+            asked = marks.get(job.id, frozenset())
+            # Whatever other threads were at: the place that kills was asked about at every death. A process that died
+            # before it asked anything got no further.
+            repeated = asked.intersection(job.suspects) if asked else frozenset(job.suspects)
+            has_moved = not (job.deaths or job.crashes) or bool(asked and not repeated)
             count = 1 if has_moved else getattr(job, counter) + 1
             if count >= most:
                 error = InferenceFailed(
@@ -353,7 +355,7 @@ class Store:
                 counts = {"deaths": 0, "crashes": 0} if has_moved else {}
                 _update(
                     db, job.id, status="accepted", token=None, lease_until=None, worker=None, seconds_left=None,
-                    death_mark=mark if has_moved else max(mark, job.death_mark), **counts | {counter: count},
+                    suspects=json.dumps(sorted(asked if has_moved else repeated)), **counts | {counter: count},
                 )  # fmt: skip
         return failed
 

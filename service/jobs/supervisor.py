@@ -190,8 +190,8 @@ class Supervisor:
             "bundles": {name: str(model.path) for name, model in self._models.by_name.items()},
         }
 
-    def _marks(self) -> dict[str, tuple[int, int]]:
-        """How far every job got."""
+    def _marks(self) -> dict[str, frozenset[int]]:
+        """Where every job was."""
         return {folder.name: Mark.read(folder) for folder in (self._settings.data / "jobs").iterdir()}
 
     def _insist(self, work: Callable[[], Any]) -> Any:

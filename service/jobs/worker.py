@@ -10,7 +10,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ IDLE_S = 1.0  # between looks at the queue; the server wakes a worker when there
 BEAT_S = 0.5
 RETRY_S = 10.0  # between attempts to get a device that is not there
 STANDARD_INPUT = 0
-MARK_NAME, MARK = "mark", struct.Struct("<qq")
+MARK_NAME = "mark"
 STUCK = 3  # the exit code of a worker that hangs
 LINGER_S = 3.0  # that a cancelled job may take to end, where a place that stalls may hold it up
 MOST_PLACE_TRIES, PLACE_WAIT_S = 4, 5.0  # of a place that fell silent
@@ -86,23 +86,16 @@ class Progress:
 
 
 class Mark:
-    """A file beside the job that always says where it is: read when its worker has died.
+    """A file beside the job that always says what the network is being asked about: read when its worker has died."""
 
-    That is what was asked last. What was answered last depends on other threads, which may be slow at one death and
-    fast at the next: it would seem to be another place every time.
-    """
-
-    def __init__(self, folder: Path, in_flight: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self._handle = os.open(folder / MARK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
-        self._in_flight = in_flight
-        self._cells = 0
-        self._moving = threading.Lock()  # a thread that is late must not move it back
+        self.set(())
 
-    def move(self, cells: int) -> None:
-        """Move on; two microseconds, so that it can be done for every call of the network."""
-        with self._moving, suppress(OSError):  # a full disk: the next strip will tell
-            self._cells = max(cells, self._cells)
-            os.pwrite(self._handle, MARK.pack(self._cells, self._in_flight), 0)
+    def set(self, places: Collection[int]) -> None:
+        """Say where the job is; two microseconds, so that it can be done for every call of the network."""
+        with suppress(OSError):  # a full disk: the next strip will tell
+            os.pwrite(self._handle, struct.pack(f"<{1 + len(places)}q", len(places), *places), 0)
 
     def __enter__(self) -> Mark:
         return self
@@ -111,13 +104,14 @@ class Mark:
         os.close(self._handle)
 
     @staticmethod
-    def read(folder: Path) -> tuple[int, int]:
-        """How far the job in this folder got, in cells of its lattice, and how many were being asked about at once."""
+    def read(folder: Path) -> frozenset[int]:
+        """Where the job in this folder was; nowhere, where it had asked nothing."""
         try:
-            cells, in_flight = MARK.unpack((folder / MARK_NAME).read_bytes())
-            return cells, in_flight
+            content = (folder / MARK_NAME).read_bytes()
+            (count,) = struct.unpack_from("<q", content)
+            return frozenset(struct.unpack_from(f"<{count}q", content, 8))
         except (OSError, struct.error):
-            return 0, 0
+            return frozenset()
 
 
 class Worker:
@@ -234,14 +228,14 @@ class Worker:
             rmtree(left_behind, ignore_errors=True)
         try:
             settings.strips_folder(job.id).mkdir(parents=True, exist_ok=True)
-            mark = Mark(settings.job_folder(job.id), engine.callers * engine.batch)
+            mark = Mark(settings.job_folder(job.id))
         except OSError as error:
             raise unwritten(error) from error
         with mark:
             self._progress = Progress(job.cells_done, job.cells_total)
             summary = map_scene(
                 replace(scene, name=job.scene_name), bundle, engine, attempt, MapOptions(**job.options),
-                self._progress.report, self._cancelled, settings.strips_folder(job.id), job.id, mark.move,
+                self._progress.report, self._cancelled, settings.strips_folder(job.id), job.id, mark.set,
             )  # fmt: skip
         flush_folder(attempt)
         self._insist(lambda: self._tell_notes(job))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +41,8 @@ class AnsweredBlock:
 
 
 Report = Callable[[int, int], None]  # lattice cells behind us, of how many; never by two threads at once
-Place = Callable[[int], None]  # where the work is: so many cells lie before it; by several threads
+# What is being asked about: the lattice cells that lie before each tile; never by two threads at once.
+Asking = Callable[[Collection[int]], None]
 
 
 def read_blocks(source: PixelSource, plan: Plan, strips: Iterable[Strip]) -> Iterator[Block]:
@@ -89,6 +91,26 @@ class _InOrder:
                 self._report(cells, self._total)
 
 
+class _UnderWay:
+    """Tells what is being asked about, whenever that changes."""
+
+    def __init__(self, tell: Asking) -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._cells: set[int] = set()
+
+    @contextmanager
+    def asking(self, cells: int) -> Iterator[None]:
+        """While a tile is asked about, before which so many cells lie."""
+        with self._lock:
+            self._cells.add(cells)
+            self._tell(self._cells)
+        yield
+        with self._lock:  # not where it was raised: then nothing was answered
+            self._cells.remove(cells)
+            self._tell(self._cells)
+
+
 @dataclass
 class Milestone:
     """A place that the network gets to."""
@@ -107,7 +129,7 @@ class Run:
     report: Report
     stop: Stop
     checkpoint: Checkpoint | None = None
-    at: Place = lambda _: None
+    asking: Asking = lambda _: None
 
 
 Pending = deque[tuple[Block, list["PendingGroup"]]]
@@ -198,6 +220,7 @@ class LocalClassifier(Classifier):
         super().__init__(run)
         self._engine = engine
         self._callers = ThreadPoolExecutor(engine.callers, "hyperscene-caller")
+        self._under_way = _UnderWay(run.asking)
 
     def _begin(self, block: Block) -> list[PendingGroup]:
         return [self._begin_group(block.pixels, group) for group in block.groups]
@@ -218,21 +241,21 @@ class LocalClassifier(Classifier):
         self._callers.shutdown(wait=True, cancel_futures=True)
 
     def _ask(self, pixels: Pixels, asked: AskedGroup, tile: int, milestone: Milestone) -> NDArray[np.float32]:
-        self._run.at(milestone.cells)
-        answer = self._answer(pixels, asked, tile)
+        answer = self._answer(pixels, asked, tile, milestone.cells)
         self._progress.reach(milestone)
         return answer
 
-    def _answer(self, pixels: Pixels, asked: AskedGroup, tile: int) -> NDArray[np.float32]:
+    def _answer(self, pixels: Pixels, asked: AskedGroup, tile: int, place: int) -> NDArray[np.float32]:
         """From the checkpoint, where it was asked before, or from the network."""
         if self._run.stop.is_set():
             raise Cancelled
         try:
             answer = self._load(asked, tile)
             if answer is None:
-                answer = self._ask_network(pixels, asked, tile)
-                if self._run.checkpoint is not None:
-                    self._run.checkpoint.save_answer(asked.group, tile, answer)
+                with self._under_way.asking(place):
+                    answer = self._ask_network(pixels, asked, tile)
+                    if self._run.checkpoint is not None:
+                        self._run.checkpoint.save_answer(asked.group, tile, answer)
         except OSError as error:
             raise unwritten(error) from error
         return answer

@@ -22,7 +22,7 @@ from model.bundle import Bundle, Manifest
 from service.errors import OptionsUnusable, OutputUnwritable, StorageFull, unwritten
 from service.mapping.ahead import Cancelled, StageClock, Stop, ahead
 from service.mapping.blend import BLENDS, Blend, Blender, Directions
-from service.mapping.classify import AnsweredBlock, Block, Crew, LocalClassifier, Place, Report, Run, read_blocks
+from service.mapping.classify import AnsweredBlock, Asking, Block, Crew, LocalClassifier, Report, Run, read_blocks
 from service.mapping.engines import Engine
 from service.mapping.lattice import Lattice, Plan, Strip, plan_mapping
 from service.mapping.rasters import RASTERS, MapWriter, optimise
@@ -87,7 +87,7 @@ def map_scene(
     cancelled: threading.Event | None = None,
     checkpoint: Path | None = None,
     item_id: str = "",
-    at: Place | None = None,
+    asking: Asking | None = None,
 ) -> dict[str, Any]:
     """Map a scene into the seven files of RESULTS under `output`; answers the summary.
 
@@ -105,7 +105,7 @@ def map_scene(
         _require_space(folder, scene, manifest, options, checkpoint)
         tally = Tally(scene, manifest)
         kept = None if checkpoint is None else open_checkpoint(checkpoint, scene, bundle, engine, options)
-        mapper = StripMapper(engine, manifest, plan, options.blend, clock, report, cancelled, kept, at)
+        mapper = StripMapper(engine, manifest, plan, options.blend, clock, report, cancelled, kept, asking)
         with MapWriter(folder, scene, manifest, options.probability_type) as writer:
             for strip in _strips_in_order(mapper, view, plan.strips, options.probability_type, kept):
                 with clock.stage("write"):
@@ -210,7 +210,7 @@ class StripMapper:
         report: Report | None = None,
         cancelled: threading.Event | None = None,
         checkpoint: Checkpoint | None = None,
-        at: Place | None = None,
+        asking: Asking | None = None,
     ) -> None:
         self._engine = engine
         self._manifest = manifest
@@ -221,7 +221,7 @@ class StripMapper:
         self._report: Report = report or (lambda done, total: None)
         self._stop = Stop(cancelled)
         self._checkpoint = checkpoint
-        self._at: Place = at or (lambda _: None)
+        self._asking: Asking = asking or (lambda _: None)
         self._absurd_in_row: dict[int, int] = {}
         self.sample = Sample(plan.lattice.rows)
 
@@ -240,7 +240,7 @@ class StripMapper:
         return self._map(self._read(source, strips), strips)
 
     def _map(self, blocks: Generator[Block, None, None], strips: Sequence[Strip]) -> Generator[MappedStrip, None, None]:
-        run = Run(self._manifest, self._plan, self._clock, self._report, self._stop, self._checkpoint, self._at)
+        run = Run(self._manifest, self._plan, self._clock, self._report, self._stop, self._checkpoint, self._asking)
         engine = self._engine
         classifier = engine.classifier(run) if isinstance(engine, Crew) else LocalClassifier(engine, run)
         answered = ahead(classifier.classify(ahead(blocks, self._stop)), self._stop)
