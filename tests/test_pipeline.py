@@ -399,6 +399,15 @@ def test_cancelling_takes_effect_within_a_second_and_leaves_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_it_is_always_told_what_the_network_is_asked_about(tmp_path):
+    told = []
+    run_map(tmp_path, small_scene(tmp_path / "s.tif"), asking=lambda now: told.append({*now}))
+    # 15 x 10 cells, in tiles of 4 x 4
+    starts = {40 * group + 4 * tile * rows for group, rows in enumerate((4, 4, 4, 3)) for tile in range(3)}
+    assert set.union(*told) == starts
+    assert {len(now) for now in told} <= {1, 2}  # never nothing: what was asked last stays
+
+
 def test_progress_counts_the_lattice_and_never_goes_back(tmp_path):
     seen = []
     run_map(tmp_path, small_scene(tmp_path / "s.tif"), report=lambda done, total: seen.append((done, total)))

@@ -132,7 +132,7 @@ class ClusterClassifier(Classifier):
         self._receiver = ThreadPoolExecutor(1, "hyperscene-receiver")
 
     def _report(self, cells: int, total: int) -> None:
-        # Blocks are sent far ahead of what is answered: what counts is the first that is missing.
+        # Blocks are sent far ahead of what is answered: what counts is how far answers go without a gap.
         self._told.asking([cells])
         self._told.report(cells, total)
 

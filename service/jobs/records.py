@@ -62,9 +62,9 @@ class JobRecord:
     token: str | None = None  # of the lease: who holds another one has lost the job
     lease_until: float | None = None
     resumes: int = 0
-    deaths: int = 0  # of workers, one after the other, that did not get beyond `suspects`
+    deaths: int = 0  # of workers, at the place of the job where most died
     crashes: int = 0  # of the server, in the same way
-    suspects: list[int] = field(default_factory=list)  # places of the job that were asked about at each of those
+    suspects: dict[str, dict[str, int]] = field(default_factory=dict)  # `deaths` and `crashes` at each place
     error_code: str | None = None
     error_status: int | None = None
     error_detail: str | None = None

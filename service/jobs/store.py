@@ -26,6 +26,7 @@ from service.jobs.records import (
 
 MOST_DEATHS = 3
 MOST_CRASHES = 6
+NOWHERE = -1  # the place of a job that nothing was asked about
 KEPT_HISTORY = 100
 
 # One step for each version of the file; a new version appends a step, and older files are brought up at start.
@@ -57,7 +58,7 @@ MIGRATIONS = (
     "ALTER TABLE jobs ADD COLUMN history TEXT NOT NULL DEFAULT '[]';",
     "ALTER TABLE scenes ADD COLUMN href TEXT; ALTER TABLE workers ADD COLUMN members TEXT NOT NULL DEFAULT '[]';",
     # Renamed and not dropped, which SQLite has learnt late (3.35); a column of integers holds other texts as they are.
-    "ALTER TABLE jobs RENAME COLUMN death_mark TO suspects; UPDATE jobs SET suspects = '[]', deaths = 0, crashes = 0;",
+    "ALTER TABLE jobs RENAME COLUMN death_mark TO suspects; UPDATE jobs SET suspects = '{}', deaths = 0, crashes = 0;",
 )
 PROBE_S = 2.0
 # Upper ends of the histograms' buckets, in seconds.
@@ -336,12 +337,12 @@ class Store:
         """Free jobs whose process died, and answer those that are to blame for it: they have failed."""
         failed = []
         for job in (from_row(JobRecord, row) for row in rows):
-            asked = marks.get(job.id, frozenset())
-            # Whatever other threads were at: the place that kills was asked about at every death. A process that died
-            # before it asked anything got no further.
-            repeated = asked.intersection(job.suspects) if asked else frozenset(job.suspects)
-            has_moved = not (job.deaths or job.crashes) or bool(asked and not repeated)
-            count = 1 if has_moved else getattr(job, counter) + 1
+            # A place that kills is never answered, so it is asked about in every life of the job; others are answered
+            # and kept. Which threads were where else does not matter.
+            places = [str(place) for place in marks.get(job.id) or (NOWHERE,)]
+            seen = job.suspects.get(counter, {})
+            found = {place: seen.get(place, 0) + 1 for place in places}
+            count = max(found.values())
             if count >= most:
                 error = InferenceFailed(
                     f"{victim} died {count} times at the same place of this job (out of memory, or a crash of "
@@ -352,10 +353,10 @@ class Store:
             else:
                 who = f"worker {job.worker}" if victim == "the worker" else victim
                 _tell(db, job, f"{who} died: the job goes on from its finished strips")
-                counts = {"deaths": 0, "crashes": 0} if has_moved else {}
+                suspects = job.suspects | {counter: seen | found}
                 _update(
                     db, job.id, status="accepted", token=None, lease_until=None, worker=None, seconds_left=None,
-                    suspects=json.dumps(sorted(asked if has_moved else repeated)), **counts | {counter: count},
+                    suspects=json.dumps(suspects), **{counter: max(count, getattr(job, counter))},
                 )  # fmt: skip
         return failed
 

@@ -86,14 +86,16 @@ class Progress:
 
 
 class Mark:
-    """A file beside the job that always says what the network is being asked about: read when its worker has died."""
+    """A file beside the job that says what the network is being asked about, or was last: read when its worker died.
+
+    A worker that dies before it asks anything leaves what the one before it left.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._handle = os.open(folder / MARK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
-        self.set(())
 
     def set(self, places: Collection[int]) -> None:
-        """Say where the job is; two microseconds, so that it can be done for every call of the network."""
+        """Say where the job is; some microseconds, so that it can be done for every call of the network."""
         with suppress(OSError):  # a full disk: the next strip will tell
             os.pwrite(self._handle, struct.pack(f"<{1 + len(places)}q", len(places), *places), 0)
 
@@ -105,7 +107,7 @@ class Mark:
 
     @staticmethod
     def read(folder: Path) -> frozenset[int]:
-        """Where the job in this folder was; nowhere, where it had asked nothing."""
+        """Where the job in this folder was; nowhere, where nobody has asked anything."""
         try:
             content = (folder / MARK_NAME).read_bytes()
             (count,) = struct.unpack_from("<q", content)

@@ -41,7 +41,7 @@ class AnsweredBlock:
 
 
 Report = Callable[[int, int], None]  # lattice cells behind us, of how many; never by two threads at once
-# What is being asked about: the lattice cells that lie before each tile; never by two threads at once.
+# What is being asked about, or was last: the lattice cells that lie before each tile; never by two threads at once.
 Asking = Callable[[Collection[int]], None]
 
 
@@ -92,7 +92,7 @@ class _InOrder:
 
 
 class _UnderWay:
-    """Tells what is being asked about, whenever that changes."""
+    """Tells what is being asked about, or was asked last, whenever that changes."""
 
     def __init__(self, tell: Asking) -> None:
         self._tell = tell
@@ -108,7 +108,8 @@ class _UnderWay:
         yield
         with self._lock:  # not where it was raised: then nothing was answered
             self._cells.remove(cells)
-            self._tell(self._cells)
+            if self._cells:
+                self._tell(self._cells)
 
 
 @dataclass
