@@ -83,3 +83,12 @@ def test_pictures_leave_matplotlibs_settings_as_they_were():
     before = dict(figures.mpl.rcParams)
     draw_svg(drawn("labels"))
     assert dict(figures.mpl.rcParams) == before
+
+
+@pytest.mark.parametrize(("largest", "is_stretched"), [(-30.0, True), (-1.5, False)])
+def test_small_differences_are_told_apart_beside_a_very_large_one(largest, is_stretched):
+    rows = [figures.Margin(f"{value:g}", [value], False) for value in (largest, -0.5, -0.1, 0.1, 0.2)]
+    axes = figures.margins(rows, "points").axes[0]
+    places = axes.transAxes.inverted().transform(axes.transData.transform([(-0.5, 0), (0.2, 0)]))
+    assert places[1, 0] - places[0, 0] > 0.15  # of the axis
+    assert ("stretched" in axes.get_xlabel()) == is_stretched

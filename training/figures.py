@@ -49,6 +49,7 @@ LABEL: Any = {"boxstyle": "round,pad=0.12", "facecolor": HALO, "edgecolor": "non
 WIDTH_IN = 8.4
 ROW_IN = 0.27
 LONGEST_NAME = 30
+LARGE_POINTS, OUTLYING = 5.0, 20.0  # a difference that hides others: so large, and so many times as large as most
 TALLEST_PANEL_IN = 5.0
 SMALLEST_SPAN = 2.0  # points of accuracy that an axis shows at least: less would make noise look large
 MAP_PX = 700  # a scene's longer side is thinned to this
@@ -158,7 +159,8 @@ def margins(rows: Sequence[Margin], axis_label: str, breaks: Sequence[int] = ())
         axes.axhline(place - 0.5, color=QUIET, linewidth=0.8)
     axes.axvline(0, color=INK, linewidth=1)
     _rows(axes, [row.label for row in rows])
-    axes.set_xlabel(axis_label)
+    is_stretched = _stretch_small(axes, np.array([np.mean(row.values) for row in rows]))
+    axes.set_xlabel(f"{axis_label}{', stretched round 0' * is_stretched}")
     shown = [
         Line2D([], [], linestyle="none", marker=marker, ms=7, mfc=face, mec=color, mew=1.3, label=text)
         for marker, face, color, text in (
@@ -171,6 +173,21 @@ def margins(rows: Sequence[Margin], axis_label: str, breaks: Sequence[int] = ())
     shown.append(Line2D([], [], linestyle="none", marker="|", ms=7, color=QUIET, label="one seed"))
     figure.legend(handles=shown, loc="outside upper left", ncols=len(shown), handletextpad=0.3, columnspacing=1.2)
     return figure
+
+
+def _stretch_small(axes: Axes, means: Array) -> bool:
+    """Give differences room that one far larger one would press together; whether that was needed."""
+    sizes = np.abs(means)
+    if sizes.max() < LARGE_POINTS or sizes.max() < OUTLYING * np.median(sizes):
+        return False
+    axes.set_xscale("symlog", linthresh=0.5, linscale=1.0)
+    low, high = axes.get_xlim()
+    sizes_shown = (0.2, 0.5, 1.0, 3.0, 10.0, 30.0, 100.0)
+    ticks = [0.0, *sizes_shown, *(-size for size in sizes_shown)]
+    axes.set_xticks(sorted(tick for tick in ticks if low <= tick <= high))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("-", "\N{MINUS SIGN}"))
+    axes.minorticks_off()
+    return True
 
 
 @styled
