@@ -124,17 +124,11 @@ class ClusterClassifier(Classifier):
     """Sends each block to a worker; as many are under way as their pixels fit into the memory set for them."""
 
     def __init__(self, cluster: Cluster, run: Run, run_id: str, sha256: str) -> None:
-        super().__init__(replace(run, report=self._report))
-        self._told = run
+        super().__init__(run)
         self._cluster = cluster
         self._run_id, self._sha256 = run_id, sha256
         self._bare_plan = replace(run.plan, strips=())  # workers need none, and there may be thousands
         self._receiver = ThreadPoolExecutor(1, "hyperscene-receiver")
-
-    def _report(self, cells: int, total: int) -> None:
-        # Blocks are sent far ahead of what is answered: what counts is how far answers go without a gap.
-        self._told.asking([cells])
-        self._told.report(cells, total)
 
     def _begin(self, block: Block) -> list[PendingGroup]:
         expected: list[ExpectedGroup] = []
@@ -185,6 +179,9 @@ class ClusterClassifier(Classifier):
                     told = probabilities[:, cells][group.asked.is_asked[:, cells]]
                     if self._run.checkpoint is not None:
                         self._run.checkpoint.save_answer(group.asked.group, tile, told)
+                    # Blocks are sent far ahead: where the job is, is what was answered last, which is kept and never
+                    # asked about again.
+                    self._run.asking([milestone.cells])
                     call.set_result(told)
                     self._progress.reach(milestone)
         except BaseException as error:
