@@ -1,1 +1,1 @@
-"""The network and the bundle; imports nothing, so that serving never loads torch."""
+"""The network and the bundle file."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention import NORMALISE, SQUARING, VARIANTS, MultiHeadAttention, Normalise, Squaring
+from hyperscene.model.attention import NORMALISE, SQUARING, VARIANTS, MultiHeadAttention, Normalise, Squaring
 
 Positions = Literal["learnable", "sinusoidal", "none"]
 Head = Literal["pooled", "centre", "token"]
@@ -21,7 +21,7 @@ HEADS: tuple[Head, ...] = get_args(Head)
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything that shapes the network; the defaults are the paper's."""
+    """The shape of the network; the defaults are the paper's."""
 
     bands: int
     classes: int
@@ -33,7 +33,7 @@ class ModelConfig:
     dropout: float = 0.1
     attention: str = "cosine_squared"
     normalise: Normalise = "both"
-    squaring: Squaring | None = None  # None: the variant's own
+    squaring: Squaring | None = None  # None: as the attention variant has it
     positions: Positions = "learnable"
     head: Head = "pooled"
     spectral_path: bool = False
@@ -50,9 +50,11 @@ class ModelConfig:
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), not {self.dropout}")
         if self.patch_px % 2:
-            raise ValueError(f"patch size must be even, not {self.patch_px}: a patch reaches half of it to each side")
+            raise ValueError(
+                f"patch size must be even, not {self.patch_px}: a patch covers half of it on each side of its centre"
+            )
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} cannot be shared by {self.heads} heads: make it a multiple")
+            raise ValueError(f"width {self.width} must be a multiple of the number of heads, {self.heads}")
         if self.positions == "sinusoidal" and self.width % 4:
             raise ValueError(f"sinusoidal positions need a width that is a multiple of 4, not {self.width}")
         variant = VARIANTS[self.attention]
@@ -62,8 +64,8 @@ class ModelConfig:
             raise ValueError(f"normalise and squaring change cosine scores only; {self.attention} has none")
 
 
-class Block(nn.Module):
-    """A pre-norm encoder block: attention, then a small MLP, each added to what came in."""
+class EncoderBlock(nn.Module):
+    """A pre-norm encoder block: attention, then a small MLP, each with a residual connection."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -105,43 +107,43 @@ class Stream(nn.Module):
             self.register_buffer("positions", torch.zeros(tokens, 1), persistent=False)
 
     def forward(self, embedded: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Tokens (n, tokens, width) of embedded patches of the same shape; `kept` says which tokens those are."""
+        """Add positions to embedded patches (n, tokens, width); `kept` holds the indices of the tokens, if not all."""
         return embedded + (self.positions if kept is None else self.positions[kept])
 
 
 class Transformer(nn.Module):
-    """Standardised patches (n, patch, patch, bands) in, logits out: (n, classes), or a patch of them for `token`."""
+    """Standardised patches (n, patch, patch, bands) in, logits out: (n, classes), or one per pixel for `token`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.stream = Stream(config)
-        # The cross variants: the paper names a second token stream and not where it comes from. Here it is a second
-        # embedding of the same patch, the same for every layer.
+        # Cross variants: the paper has a second token stream and does not say where it comes from. Here it is a second
+        # embedding of the same patch, shared by all layers.
         self.context_stream = Stream(config) if VARIANTS[config.attention].crossed else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width)
         self.classifier = nn.Linear(config.width, config.classes)
         self.spectral_path = nn.Linear(config.bands, config.classes) if config.spectral_path else None
 
     def forward(self, patches: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Logits; `kept` (k,) names the tokens to look at, the centre's first, where training sees part of a patch."""
+        """Logits; for training on part of a patch, `kept` (k,) holds the indices of its tokens, the centre's first."""
         spectra = patches.flatten(1, 2)  # (n, tokens, bands)
-        return self.shaped(self.answer(spectra if kept is None else spectra[:, kept], kept))
+        return self.shaped(self.logits(spectra if kept is None else spectra[:, kept], kept))
 
-    def drop(self, share: float) -> None:
-        """Train with another dropout from now on."""
+    def set_dropout(self, share: float) -> None:
+        """Set the dropout of all layers."""
         self.config = replace(self.config, dropout=share)
         for module in self.modules():
             if isinstance(module, nn.Dropout):
                 module.p = share
 
-    def answer(self, spectra: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Logits for spectra (n, tokens, bands) of patches: one row a patch, or one a token for the head `token`."""
+    def logits(self, spectra: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Logits for spectra (n, tokens, bands) of patches: one row per patch, or per token for the head `token`."""
         context = None if self.context_stream is None else self.context_stream.spectral(spectra)
         logits = self.classify(self.features(self.stream.spectral(spectra), context, kept), kept)
         if self.spectral_path is not None:
-            logits = logits + self.spectral_path(answering(spectra, self.config, kept))
+            logits = logits + self.spectral_path(predicting_tokens(spectra, self.config, kept))
         return logits
 
     def features(self, embedded: Tensor, embedded_context: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
@@ -156,13 +158,13 @@ class Transformer(nn.Module):
         return normalised
 
     def classify(self, tokens: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Logits of the head: one row a patch, or one a token."""
-        pooled = tokens.mean(dim=1) if self.config.head == "pooled" else answering(tokens, self.config, kept)
+        """Logits of the head: one row per patch, or one per token."""
+        pooled = tokens.mean(dim=1) if self.config.head == "pooled" else predicting_tokens(tokens, self.config, kept)
         logits: Tensor = self.classifier(pooled)
         return logits
 
     def shaped(self, logits: Tensor) -> Tensor:
-        """Logits in the shape callers see: the head `token` gives a patch of them."""
+        """Logits in their final shape: (n, patch, patch, classes) for the head `token`."""
         if self.config.head == "token":
             return logits.reshape(-1, self.config.patch_px, self.config.patch_px, self.config.classes)
         return logits
@@ -172,7 +174,7 @@ class SceneClassifier(nn.Module):
     """The exported graph: cube (rows, cols, bands) and centers (n, 2) in, probabilities out.
 
     Standardisation and embedding run once per pixel of the cube; patches are gathered from the embedded pixels.
-    A patch that reaches over the cube's edge is completed by reflection.
+    A patch that crosses the cube's edge is completed by reflection.
     """
 
     band_mean: Tensor
@@ -196,31 +198,31 @@ class SceneClassifier(nn.Module):
             context = take(network.context_stream.spectral(pixels), patch)
         logits = network.classify(network.features(embedded, context))
         if network.spectral_path is not None:
-            logits = logits + take(network.spectral_path(pixels), answering(patch, config))
+            logits = logits + take(network.spectral_path(pixels), predicting_tokens(patch, config))
         return torch.softmax(network.shaped(logits) / self.temperature, dim=-1)
 
 
-def answering(tokens: Tensor, config: ModelConfig, kept: Tensor | None = None) -> Tensor:
-    """The tokens (n, tokens, ...) whose pixels an answer is for: the centre's, or all for the head `token`."""
+def predicting_tokens(tokens: Tensor, config: ModelConfig, kept: Tensor | None = None) -> Tensor:
+    """Tokens (n, tokens, ...) whose pixels are predicted: the centre's, or all for the head `token`."""
     if config.head == "token":
         return tokens
     return tokens[:, centre_token(config.patch_px) if kept is None else 0]
 
 
 def centre_token(patch_px: int) -> int:
-    """The place of the centre pixel's token."""
+    """The index of the centre pixel's token."""
     return (patch_px // 2) * patch_px + patch_px // 2
 
 
-def take(pixels: Tensor, places: Tensor) -> Tensor:
-    """Rows of `pixels` at `places`; an embedding look-up, because that exports as one Gather."""
-    return F.embedding(places, pixels)
+def take(pixels: Tensor, indices: Tensor) -> Tensor:
+    """Rows of `pixels` at `indices`; an embedding look-up, because that exports as one Gather."""
+    return F.embedding(indices, pixels)
 
 
 def patch_indices(centers: Tensor, patch_px: int, rows: int, cols: int, signs: Tensor | None = None) -> Tensor:
-    """Places (n, patch, patch) of the patches' pixels in a cube flattened to (rows * cols).
+    """Indices (n, patch, patch) of the patches' pixels in a cube flattened to (rows * cols).
 
-    `signs` (n, 2), of 1 and -1, mirrors a patch about its centre pixel; the centre keeps its place in the patch.
+    `signs` (n, 2), of 1 and -1, mirrors a patch about its centre pixel; the centre stays where it is.
     """
     offsets = torch.arange(-(patch_px // 2), patch_px // 2, device=centers.device)
     row_offsets = col_offsets = offsets[None, :]
@@ -233,7 +235,7 @@ def patch_indices(centers: Tensor, patch_px: int, rows: int, cols: int, signs: T
 
 def reflect(index: Tensor, size: int) -> Tensor:
     """Indices folded into 0..size-1 by reflection that does not repeat the edge pixel."""
-    # A tensor, because the exporter takes sizes to be 2 or more and would drop the limit that a size of 1 needs.
+    # A tensor, because the exporter assumes sizes of 2 and more and would drop the clamp that a size of 1 needs.
     period = torch.full_like(index, 2 * (size - 1)).clamp_min(1)
     folded = torch.remainder(index, period)
     return torch.minimum(folded, period - folded)

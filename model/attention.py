@@ -1,4 +1,4 @@
-"""Multi-head attention whose score function is chosen by name: the eleven of the paper and their ablations."""
+"""Multi-head attention with a score function chosen by name: the eleven of the paper and their ablations."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Squaring = Literal["cosine", "absolute", "squared", "temperature_squared"]
 NORMALISE: tuple[Normalise, ...] = get_args(Normalise)
 SQUARING: tuple[Squaring, ...] = get_args(Squaring)
 
-# Below this squared length a vector has no direction: it is left (nearly) zero, so its scores are 0 and never NaN.
+# A vector below this squared length has no direction: it stays (nearly) zero, so its scores are 0 and never NaN.
 SMALLEST_SQUARED_NORM = 1e-12
-# Of the additive score: what a query or a key adds at most (exp(2 x) stays a normal number of single precision), and
-# how many numbers of pairs a GPU makes at once.
+# Additive score: the largest component of a query or key, so that exp(2 x) stays a normal float32, and how many values
+# of pairs a GPU computes at once.
 LARGEST_PART = 43.0
-NUMBERS_AT_ONCE = 2**26
+PAIR_VALUES_AT_ONCE = 2**26
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What a score function's name stands for."""
+    """The settings behind a score function's name."""
 
     similarity: Similarity
     squaring: Squaring = "cosine"
@@ -38,8 +38,8 @@ class Variant:
     crossed: bool = False  # keys and values come from a second token stream
 
 
-# The paper leaves two of these open. Its "self-attention" is read as the stock multi-head layer: scaled dot product and
-# projections with bias. Its "mixed self-attention with cosine squared" is read as one layer in which half of the heads
+# The paper does not define two of these. "Self-attention" is taken as the standard multi-head layer: scaled dot product
+# and projections with bias. "Mixed self-attention with cosine squared" is taken as one layer in which half of the heads
 # score with cosine squared and half with the scaled dot product.
 VARIANTS: dict[str, Variant] = {
     "cosine_squared": Variant("cosine", "squared"),
@@ -96,14 +96,14 @@ class MultiHeadAttention(nn.Module):
 
 
 class CosineScore(nn.Module):
-    """Score by the angle between query and key, and by nothing else unless normalisation is taken away."""
+    """Score by the angle between query and key; without normalisation, also by their lengths."""
 
     def __init__(self, heads: int, normalise: Normalise, squaring: Squaring) -> None:
         super().__init__()
         self.normalise = normalise
         self.squaring = squaring
         if squaring == "temperature_squared":
-            # One learnable temperature a head, kept positive by its logarithm; 0 starts it as plain cosine squared.
+            # One learnable temperature per head, kept positive by its logarithm; at 0 it is plain cosine squared.
             self.log_temperature = nn.Parameter(torch.zeros(heads, 1, 1))
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class DotScore(nn.Module):
 
 
 class AdditiveScore(nn.Module):
-    """Score by w . tanh(W_q q + W_k k + b), with weights of its own for every head."""
+    """Score by w . tanh(W_q q + W_k k + b), with separate weights for every head."""
 
     def __init__(self, heads: int, head_width: int) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class AdditiveScore(nn.Module):
 def added_tanh(query_power: Tensor, key_power: Tensor, weight: Tensor) -> Tensor:
     """w . tanh(q + k) for every pair of queries (..., i, width) and keys (..., j, width), given exp(2 q) and exp(2 k).
 
-    tanh(q + k) = 1 - 2 / (1 + exp(2 q) exp(2 k)): one exponential a token instead of a tanh a pair.
+    tanh(q + k) = 1 - 2 / (1 + exp(2 q) exp(2 k)): one exponential per token instead of a tanh per pair.
     """
     weight = weight.unsqueeze(-1)  # (..., width, 1)
     pairs = _complement(query_power, key_power).flatten(-3, -2)  # (..., i * j, width)
@@ -172,15 +172,15 @@ def _complement(query_power: Tensor, key_power: Tensor) -> Tensor:
 
 
 def _power(part: Tensor) -> Tensor:
-    """exp(2 x), x held to LARGEST_PART: wrong only where a query's and a key's part are larger, with opposite signs."""
+    """exp(2 x), x clamped to LARGEST_PART: wrong only if a query's and a key's x exceed it with opposite signs."""
     precise = part.to(torch.promote_types(part.dtype, torch.float32))
     return torch.exp(2 * precise.clamp(-LARGEST_PART, LARGEST_PART))
 
 
 class AddedTanh(torch.autograd.Function):
-    """`added_tanh` that never keeps a number for every pair and component; the gradient makes them again.
+    """`added_tanh` that recomputes the values of all pairs in the backward pass instead of keeping them.
 
-    A step of the additive score is bound by memory otherwise.
+    Otherwise a step of the additive score is bound by memory.
     """
 
     @staticmethod
@@ -213,8 +213,8 @@ all_added_tanh: Callable[[Tensor, Tensor, Tensor], Tensor] = AddedTanh.apply
 
 
 def looped_scores(query_power: Tensor, key_power: Tensor, weight: Tensor) -> Tensor:
-    """`added_tanh` by a processor's compiled loops."""
-    from model.pairs import add_scores  # numba takes a while to load, and no other score function needs it
+    """`added_tanh` by compiled loops on a CPU."""
+    from hyperscene.model.additive_kernels import add_scores  # here, because numba is slow to load
 
     count, rows, _ = query_power.shape
     scores = weight.sum(dim=1)[:, None, None].expand(count, rows, key_power.shape[1]).contiguous()
@@ -224,7 +224,7 @@ def looped_scores(query_power: Tensor, key_power: Tensor, weight: Tensor) -> Ten
 
 def looped_slopes(query_power: Tensor, key_power: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """With gradients g of the scores: g c (1 - c) summed over keys and over queries, and g c summed over both."""
-    from model.pairs import add_slopes
+    from hyperscene.model.additive_kernels import add_slopes
 
     by_query, by_key = torch.zeros_like(query_power), torch.zeros_like(key_power.mT.contiguous())
     complement = torch.zeros_like(query_power[:, 0])
@@ -233,12 +233,12 @@ def looped_slopes(query_power: Tensor, key_power: Tensor, gradient: Tensor) -> t
 
 
 def _arrays(*tensors: Tensor) -> Iterator[Any]:
-    """The tensors as numpy sees them, each in one piece; what is to be written to must lie so already."""
+    """The tensors as contiguous numpy arrays; outputs must be contiguous already, or a copy is written."""
     return (tensor.detach().contiguous().numpy() for tensor in tensors)
 
 
 def blockwise_scores(query_power: Tensor, key_power: Tensor, weight: Tensor) -> Tensor:
-    """`added_tanh` on any device: blocks of pairs are made, used and dropped."""
+    """`added_tanh` on any device, block by block of pairs."""
     scores = query_power.new_empty(len(query_power), query_power.shape[1], key_power.shape[1])
     for some, rows in _blocks(query_power, key_power):
         scores[some, rows] = added_tanh(query_power[some, rows], key_power[some], weight[some])
@@ -260,10 +260,10 @@ def blockwise_slopes(query_power: Tensor, key_power: Tensor, gradient: Tensor) -
 
 
 def _blocks(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Parts of the patches' heads, and of their queries, whose pairs are made at once."""
+    """Slices of the batch of heads, and of their queries, whose pairs are computed at once."""
     per_row = keys.shape[1] * keys.shape[2]
-    rows = max(1, min(queries.shape[1], NUMBERS_AT_ONCE // per_row))
-    some = max(1, NUMBERS_AT_ONCE // (per_row * queries.shape[1]))
+    rows = max(1, min(queries.shape[1], PAIR_VALUES_AT_ONCE // per_row))
+    some = max(1, PAIR_VALUES_AT_ONCE // (per_row * queries.shape[1]))
     for first in range(0, len(queries), some):
         for row in range(0, queries.shape[1], rows):
             yield slice(first, first + some), slice(row, row + rows)
@@ -303,8 +303,8 @@ def _inverse_length(squared_length: Tensor) -> Tensor:
     return torch.rsqrt(squared_length.clamp_min(SMALLEST_SQUARED_NORM))
 
 
-# A training step on a CPU is bound by memory, and autograd's gradients of these two read and write more than they must.
-# With gradients of their own a step of the default network takes 0.85 of its time (AMD EPYC, one core).
+# A training step on a CPU is bound by memory, and autograd's gradients of these two read and write more than necessary.
+# With custom gradients a step of the default network takes 0.85 of the time (AMD EPYC, one core).
 
 
 class Unit(torch.autograd.Function):
@@ -321,10 +321,10 @@ class Unit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Tensor:
-        """Only what is across a vector turns it; one that is too short to have a direction is merely scaled."""
-        scaled, inverse, is_turned = ctx.saved_tensors
+        """Only the component across a vector changes its direction; a vector too short to have one is only scaled."""
+        scaled, inverse, has_direction = ctx.saved_tensors
         gradient = outer[0].to(scaled.dtype)
-        along = (gradient * scaled).sum(dim=-1, keepdim=True) * is_turned
+        along = (gradient * scaled).sum(dim=-1, keepdim=True) * has_direction
         return torch.addcmul(gradient, scaled, along, value=-1).mul_(inverse).to(outer[0].dtype)
 
 

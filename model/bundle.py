@@ -1,4 +1,4 @@
-"""The bundle: one .onnx file whose manifest says everything that serving needs to know."""
+"""The bundle: one .onnx file with the network and a manifest of everything that mapping needs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,28 +16,30 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
+from hyperscene.model.onnx_file import FLOAT32, INT64, NotOnnx, OnnxFile, read_onnx
+
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-# Answers a cube (rows, cols, bands) and centers (n, 2) with probabilities.
-Ask = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float32]]
+# From a cube (rows, cols, bands) and centers (n, 2) to probabilities.
+Predict = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float32]]
 
 FORMAT_VERSION = 1
 DEMO_BUNDLE = Path(__file__).parent / "bundles" / "demo.onnx"
 MANIFEST_KEY = "hyperscene"
 NO_DIGEST = "0" * 64
-# Other processors and engines round differently; a wrong weight or a wrong order of bands is far above this.
+# Processors and engines round differently; a wrong weight or a wrong order of bands is far above this.
 CHECK_TOLERANCE = 1e-4
 
 Color = Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")]
 
 
 class BundleRefused(ValueError):
-    """A file that is no sound bundle; the message says why and what to do."""
+    """A file that is not a valid bundle; the message says why and what to do."""
 
 
-class Check(BaseModel):
-    """A small question and its answer, asked again whenever the bundle is loaded."""
+class ReferenceCheck(BaseModel):
+    """Reference input and output, verified at load."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,7 +51,7 @@ class Check(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What the network expects and what its answers mean."""
+    """What the network expects and what its output means."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -65,11 +68,11 @@ class Manifest(BaseModel):
     attention: str
     head: Literal["pooled", "centre", "token"]
     architecture: dict[str, Any]
-    temperature: float = Field(1.0, gt=0)  # by which the graph divides its logits, so that confidence can be trusted
-    nodata_fill: list[FiniteFloat]  # per band, in the scene's units: what invalid pixels hold inside a patch
+    temperature: float = Field(1.0, gt=0)  # divides the logits, so that confidence is calibrated
+    nodata_fill: list[FiniteFloat]  # per band, in the scene's units: replaces invalid pixels inside a patch
     training: dict[str, Any]
-    check: Check
-    # The file's sha256, taken with zeros in the place of these 64 letters: any later change to the file shows.
+    check: ReferenceCheck
+    # The file's sha256, computed with zeros instead of these 64 characters; reveals any later change to the file.
     digest: str | None = Field(None, pattern="^[0-9a-f]{64}$")
 
     @property
@@ -95,21 +98,32 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was read, validated and self-checked, ready to answer."""
+    """A bundle whose manifest fits its graph."""
 
     path: Path
     manifest: Manifest
     sha256: str
-    content: bytes = field(repr=False)  # the file's, for engines that open it in a way of their own
-    session: InferenceSession = field(repr=False)
+    content: bytes = field(repr=False)  # the file's, for engines to open
+
+    @cached_property
+    def session(self) -> InferenceSession:
+        """A CPU session of ONNX Runtime, opened at first use."""
+        return open_session(self.content, self.path.name)
 
     def probabilities(self, cube: NDArray[np.float32], centers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Probabilities of the patches round `centers` (n, 2) of `cube` (rows, cols, bands)."""
+        """Probabilities of the patches round `centers` (n, 2) of `cube` (rows, cols, bands), by ONNX Runtime."""
         return run_graph(self.session, cube, centers)
 
 
 def load_bundle(path: Path) -> Bundle:
-    """Read, validate and self-check a bundle on the CPU."""
+    """Read, validate and self-check a bundle with ONNX Runtime."""
+    bundle = read_bundle(path)
+    replay_check(bundle.probabilities, bundle.manifest, bundle.path.name)
+    return bundle
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Read and validate a bundle without an engine; the engine that runs it must call `replay_check`."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -118,13 +132,16 @@ def load_bundle(path: Path) -> Bundle:
 
 
 def parse_bundle(content: bytes, path: Path) -> Bundle:
-    """Validate and self-check a bundle's bytes, which came from `path`."""
-    session = open_session(content, path.name)
-    manifest = _read_manifest(session, content, path.name)
-    _check_graph(session, manifest, path.name)
-    bundle = Bundle(path, manifest, hashlib.sha256(content).hexdigest(), content, session)
-    replay_check(bundle.probabilities, manifest, path.name)
-    return bundle
+    """Validate the content of the file `path` without an engine."""
+    try:
+        file = read_onnx(content)
+    except NotOnnx as error:
+        raise BundleRefused(
+            f"{path.name} is cut short or not an ONNX file ({error}): copy it again, or export it again"
+        ) from error
+    manifest = _read_manifest(file, content, path.name)
+    _check_graph(file, manifest, path.name)
+    return Bundle(path, manifest, hashlib.sha256(content).hexdigest(), content)
 
 
 def import_onnxruntime() -> Any:
@@ -142,7 +159,7 @@ def open_session(content: bytes, name: str, threads: int = 0) -> InferenceSessio
     """A CPU session of ONNX Runtime; `threads` 0 takes all cores."""
     onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what goes wrong is raised; nothing else belongs on a user's terminal
+    options.log_severity_level = 4  # errors are raised; nothing else belongs on a user's terminal
     options.intra_op_num_threads = threads
     try:
         session: InferenceSession = onnxruntime.InferenceSession(
@@ -150,52 +167,51 @@ def open_session(content: bytes, name: str, threads: int = 0) -> InferenceSessio
         )
         return session
     except Exception as error:  # onnxruntime's own classes share no base below this one
-        reason = type(error).__name__  # InvalidProtobuf, say, or NotImplemented where this ONNX Runtime is too old
+        reason = type(error).__name__  # such as InvalidProtobuf, or NotImplemented if this ONNX Runtime is too old
         raise BundleRefused(
-            f"{name} is cut short or no ONNX file ({reason}): copy it again, or export it anew"
+            f"{name} is cut short or not an ONNX file ({reason}): copy it again, or export it again"
         ) from error
 
 
 def run_graph(session: InferenceSession, cube: NDArray[np.float32], centers: NDArray[np.int64]) -> NDArray[np.float32]:
-    """One call of the graph every bundle holds."""
-    answer: NDArray[np.float32] = session.run(["probabilities"], {"cube": cube, "centers": centers})[0]
-    return answer
+    """One call of a bundle's graph."""
+    probabilities: NDArray[np.float32] = session.run(["probabilities"], {"cube": cube, "centers": centers})[0]
+    return probabilities
 
 
-def check_cube(manifest_mean: list[float], manifest_std: list[float], check: Check) -> NDArray[np.float32]:
-    """The cube of the self-check; RandomState's streams are frozen by numpy, its Generator's are not."""
+def check_cube(manifest_mean: list[float], manifest_std: list[float], check: ReferenceCheck) -> NDArray[np.float32]:
+    """The cube of the self-check; numpy guarantees the streams of RandomState, not those of its Generator."""
     noise = np.random.RandomState(check.seed).standard_normal((check.rows, check.cols, len(manifest_mean)))
     return (np.asarray(manifest_mean) + np.asarray(manifest_std) * noise).astype(np.float32)
 
 
-def replay_check(ask: Ask, manifest: Manifest, name: str) -> None:
-    """Ask the manifest's question and compare the answer."""
+def replay_check(predict: Predict, manifest: Manifest, name: str) -> None:
+    """Predict the manifest's reference input and compare the output."""
     try:
         cube = check_cube(manifest.band_mean, manifest.band_std, manifest.check)
         expected = np.array(manifest.check.probabilities, np.float32)
-        found = ask(cube, np.array(manifest.check.centers, np.int64))
-    except Exception as error:  # a question that cannot be asked: numpy's or onnxruntime's own classes
-        raise BundleRefused(f"{name} holds a self-check that cannot be asked: export it anew") from error
+        found = predict(cube, np.array(manifest.check.centers, np.int64))
+    except Exception as error:  # numpy's or onnxruntime's own classes
+        raise BundleRefused(f"{name} has a self-check that cannot be run: export it again") from error
     if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=CHECK_TOLERANCE):
-        raise BundleRefused(f"{name} fails its self-check: its answers are not those it had when made; export it anew")
+        raise BundleRefused(f"{name} fails its self-check: its output differs from that at export; export it again")
 
 
 def sealed(content: bytes) -> bytes:
-    """The file's bytes with its digest in place of the zeros it was serialised with."""
+    """The file's bytes, with its digest instead of the zeros of NO_DIGEST."""
     if content.count(NO_DIGEST.encode()) != 1:
-        raise ValueError("a bundle is sealed once, from bytes that hold one empty digest")
+        raise ValueError("a bundle is sealed once, from bytes with one empty digest")
     return content.replace(NO_DIGEST.encode(), hashlib.sha256(content).hexdigest().encode())
 
 
-def _read_manifest(session: InferenceSession, content: bytes, name: str) -> Manifest:
-    metadata = session.get_modelmeta().custom_metadata_map
-    if MANIFEST_KEY not in metadata:
+def _read_manifest(file: OnnxFile, content: bytes, name: str) -> Manifest:
+    if MANIFEST_KEY not in file.metadata:
         raise BundleRefused(f"{name} is an ONNX file without a hyperscene manifest: make one with hyperscene train")
     try:
-        document = json.loads(metadata[MANIFEST_KEY])
+        document = json.loads(file.metadata[MANIFEST_KEY])
         version = int(document["format_version"])
     except (ValueError, KeyError, TypeError) as error:
-        raise BundleRefused(f"the manifest of {name} was edited and cannot be read: export the bundle anew") from error
+        raise BundleRefused(f"the manifest of {name} was edited and cannot be read: export the bundle again") from error
     if version > FORMAT_VERSION:
         raise BundleRefused(
             f"{name} has bundle format {version}; this version reads up to {FORMAT_VERSION}: upgrade hyperscene"
@@ -206,10 +222,10 @@ def _read_manifest(session: InferenceSession, content: bytes, name: str) -> Mani
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "its counts"
         raise BundleRefused(
-            f"the manifest of {name} is not valid at {where}: {first['msg']}; export it anew"
+            f"the manifest of {name} is not valid at {where}: {first['msg']}; export it again"
         ) from error
     if manifest.digest is not None and _digest_of(content, manifest.digest) != manifest.digest:
-        raise BundleRefused(f"{name} was edited after it was made (its digest differs): export it anew")
+        raise BundleRefused(f"{name} was edited after it was made (its digest differs): export it again")
     return manifest
 
 
@@ -217,19 +233,20 @@ def _digest_of(content: bytes, digest: str) -> str:
     return hashlib.sha256(content.replace(digest.encode(), NO_DIGEST.encode(), 1)).hexdigest()
 
 
-def _check_graph(session: InferenceSession, manifest: Manifest, name: str) -> None:
-    """The graph has the inputs and the output that the manifest speaks of."""
-    inputs = {node.name: node for node in session.get_inputs()}
-    outputs = {node.name: node for node in session.get_outputs()}
-    if set(inputs) != {"cube", "centers"} or set(outputs) != {"probabilities"}:
-        raise BundleRefused(f"{name} is not a bundle's graph: it needs inputs cube and centers, output probabilities")
-    if inputs["cube"].type != "tensor(float)" or inputs["centers"].type != "tensor(int64)":
-        raise BundleRefused(f"{name} is not a bundle's graph: cube must be float32 and centers int64")
+def _check_graph(file: OnnxFile, manifest: Manifest, name: str) -> None:
+    """Refuse a graph whose inputs or output do not fit the manifest."""
+    if set(file.inputs) != {"cube", "centers"} or set(file.outputs) != {"probabilities"}:
+        raise BundleRefused(f"{name} is not a bundle: it needs inputs cube and centers, output probabilities")
+    cube, centers, probabilities = file.inputs["cube"], file.inputs["centers"], file.outputs["probabilities"]
+    if cube.element != FLOAT32 or centers.element != INT64:
+        raise BundleRefused(f"{name} is not a bundle: cube must be float32 and centers int64")
+    if not cube.shape or not probabilities.shape:
+        raise BundleRefused(f"{name} is not a bundle: cube and probabilities must have dimensions")
     rank = 4 if manifest.head == "token" else 2
     for what, found, expected in (
-        ("bands", inputs["cube"].shape[-1], manifest.bands),
-        ("classes", outputs["probabilities"].shape[-1], manifest.classes),
-        ("output dimensions", len(outputs["probabilities"].shape), rank),
+        ("bands", cube.shape[-1], manifest.bands),
+        ("classes", probabilities.shape[-1], manifest.classes),
+        ("output dimensions", len(probabilities.shape), rank),
     ):
-        if isinstance(found, int) and found != expected:
-            raise BundleRefused(f"the graph of {name} has {found} {what}, its manifest {expected}: export it anew")
+        if found is not None and found != expected:
+            raise BundleRefused(f"the graph of {name} has {found} {what}, its manifest {expected}: export it again")

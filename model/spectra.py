@@ -1,4 +1,4 @@
-"""Wavelengths: their units, bad bands, and how a scene's bands meet a bundle's."""
+"""Wavelengths: their units, and the matching of a scene's bands to a bundle's."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ NM_PER_UNIT = {
     "mm": 1e6,
     "angstroms": 0.1,
 }
-# Units that ENVI knows and that count something else.
+# ENVI units that are not lengths.
 NOT_LENGTHS = ("index", "wavenumber", "ghz", "mhz")
-# No imager sees 100 nm, and none reaches 100 um: a number above is in nm, one below in um.
+# No imager measures below 100 nm or above 100 um: a number above 100 is in nm, one below in um.
 NM_ABOVE = 100.0
-# A gap wider than this many usual band spacings (a water band cut out, say) is not bridged by interpolation.
+# A gap wider than this many band spacings (such as a removed water band) is not interpolated.
 WIDEST_GAP_SPACINGS = 4.0
 
 _NAMED_WAVELENGTH = re.compile(
@@ -43,20 +43,20 @@ _NAMED_WAVELENGTH = re.compile(
 
 
 class BandMismatch(ValueError):
-    """A scene's bands cannot stand for a bundle's."""
+    """A scene's bands do not match a bundle's."""
 
 
 @dataclass(frozen=True)
 class BandMatch:
-    """How a scene's good bands become a bundle's: taken as they are, or weighted sums of neighbours."""
+    """How a scene's good bands become a bundle's: unchanged, or as weighted sums of neighbours."""
 
     kind: Literal["same", "resampled", "by count"]
-    bands: NDArray[np.int64]  # places among the scene's good bands
-    weights: NDArray[np.float32] | None  # (len(bands), bundle bands) where resampled
+    bands: NDArray[np.int64]  # indices of the scene's good bands
+    weights: NDArray[np.float32] | None  # (len(bands), bundle bands) if resampled
 
 
 def to_nm(values: Sequence[float], unit: str | None) -> Wavelengths | None:
-    """Wavelengths in nm, or None where the numbers cannot be wavelengths."""
+    """Wavelengths in nm, or None if the numbers cannot be wavelengths."""
     numbers = np.asarray(values, np.float64)
     if numbers.size == 0 or not np.isfinite(numbers).all() or (numbers <= 0).any():
         return None
@@ -69,12 +69,12 @@ def to_nm(values: Sequence[float], unit: str | None) -> Wavelengths | None:
 
 
 def unit_in_nm(unit: str | None) -> float | None:
-    """How many nm a unit has; None where it is missing or unknown."""
+    """A unit's length in nm; None if it is missing or unknown."""
     return NM_PER_UNIT.get((unit or "").strip().lower())
 
 
 def from_band_names(names: Sequence[str | None]) -> Wavelengths | None:
-    """Wavelengths in nm that stand in band names, as in `band 7 (0.5436 Micrometers)`; None unless all have one."""
+    """Wavelengths in nm from band names such as `band 7 (0.5436 Micrometers)`; None unless all names have one."""
     found = [_NAMED_WAVELENGTH.search(name or "") for name in names]
     if not found or not all(found):
         return None
@@ -82,12 +82,12 @@ def from_band_names(names: Sequence[str | None]) -> Wavelengths | None:
 
 
 def parse_list(text: str) -> list[float]:
-    """The numbers of `{1, 2, 3}`, or of lines and commas."""
+    """The numbers of `{1, 2, 3}`, separated by commas or white space."""
     return [float(part) for part in re.split(r"[,\s]+", text.strip().strip("{}").strip()) if part]
 
 
 def spacing_nm(wavelengths_nm: Wavelengths) -> float:
-    """The usual distance between neighbouring bands."""
+    """The median distance between neighbouring bands."""
     return float(np.median(np.diff(np.sort(wavelengths_nm)))) if len(wavelengths_nm) > 1 else 10.0
 
 
@@ -98,7 +98,7 @@ def match_bands(
     bundle_bands: int,
     bundle_fwhm_nm: Wavelengths | None = None,
 ) -> BandMatch:
-    """Same wavelengths within half a spacing; else resampled; else, where neither side has any, equal counts."""
+    """Match by wavelength within half a spacing, else resample; without wavelengths on either side, by equal counts."""
     if scene_nm is None or bundle_nm is None:
         return _match_by_count(scene_nm, scene_bands, bundle_nm, bundle_bands)
     if len(scene_nm) == len(bundle_nm) and np.allclose(scene_nm, bundle_nm, rtol=0, atol=0.01):
@@ -106,7 +106,7 @@ def match_bands(
     distance = np.abs(scene_nm[None, :] - bundle_nm[:, None])  # (bundle bands, scene bands)
     nearest = distance.argmin(axis=1)
     half_spacing = min(spacing_nm(scene_nm), spacing_nm(bundle_nm)) / 2
-    # Far narrower bands than the bundle's are averaged under its bands instead of one of them being picked.
+    # Bands far narrower than the bundle's are averaged under its response instead of picking one of them.
     is_finer = bundle_fwhm_nm is not None and 2 * spacing_nm(scene_nm) < spacing_nm(bundle_nm)
     if not is_finer and (distance.min(axis=1) <= half_spacing).all() and len(set(nearest)) == len(nearest):
         return BandMatch("same", nearest.astype(np.int64), None)
@@ -138,10 +138,10 @@ def _match_by_count(
 
 
 def _require_cover(scene_nm: Wavelengths, bundle_nm: Wavelengths, distance: NDArray[np.float64]) -> None:
-    usual = spacing_nm(scene_nm)
+    spacing = spacing_nm(scene_nm)
     above = np.where(scene_nm[None, :] >= bundle_nm[:, None], distance, np.inf).min(axis=1)
     below = np.where(scene_nm[None, :] <= bundle_nm[:, None], distance, np.inf).min(axis=1)
-    covered = (above + below <= WIDEST_GAP_SPACINGS * usual) | (distance.min(axis=1) <= usual / 2)
+    covered = (above + below <= WIDEST_GAP_SPACINGS * spacing) | (distance.min(axis=1) <= spacing / 2)
     if not covered.all():
         missing = bundle_nm[~covered]
         raise BandMismatch(

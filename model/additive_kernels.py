@@ -1,7 +1,7 @@
-"""The additive score of all pairs of tokens, and its gradient, compiled for a processor.
+"""The additive score of all pairs of tokens, and its gradient, compiled for a CPU.
 
 Both take exp(2 q) of queries (m, i, width) and exp(2 k) of keys (m, width, j): the innermost loops run over keys, which
-lie side by side.
+are contiguous.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Array = NDArray[np.floating]
 
 
 def _compiled(loop: Callable[..., None]) -> Any:
-    """Sums may be taken in any order, but infinities keep their meaning: the complement of a huge power is 0."""
+    """Allow sums in any order, but keep the rules for infinity: the complement of a huge power is 0."""
     return numba.njit(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy", nogil=True)(loop)
 
 
 @_compiled
 def add_scores(queries: Array, keys: Array, weight: Array, scores: Array) -> None:
     """Take 2 w . c from `scores` (m, i, j), where c = (1 - tanh(q + k)) / 2 = 1 / (1 + exp(2 q) exp(2 k))."""
-    one = scores.dtype.type(1)  # a plain 1 would make every number a double
+    one = scores.dtype.type(1)  # a plain 1 would turn every number into a double
     count, rows, width = queries.shape
     for m in range(count):
         for i in range(rows):

@@ -1,0 +1,129 @@
+"""Metadata and signature of an .onnx file, read from its protobuf fields without an engine.
+
+An engine may not work on this machine, and starting one takes longer than reading a few lines of text.
+Field numbers are those of onnx.proto (ONNX IR version 3 and later).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MODEL_GRAPH, MODEL_METADATA = 7, 14
+GRAPH_INPUT, GRAPH_OUTPUT = 11, 12
+ENTRY_KEY, ENTRY_VALUE = 1, 2
+VALUE_NAME, VALUE_TYPE = 1, 2
+TYPE_TENSOR, TENSOR_ELEMENT, TENSOR_SHAPE, SHAPE_DIMENSION, DIMENSION_SIZE = 1, 1, 2, 1, 1
+
+FLOAT32, INT64 = 1, 7  # of TensorProto.DataType
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf's wire types
+LONGEST_VARINT = 10
+
+
+class NotOnnx(ValueError):
+    """The bytes are not a protobuf message of this form."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output of a graph."""
+
+    element: int  # of TensorProto.DataType
+    shape: tuple[int | None, ...]  # None where a dimension may vary
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """A file's metadata and signature."""
+
+    metadata: dict[str, str]
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+
+
+def read_onnx(content: bytes) -> OnnxFile:
+    """Read metadata and signature; raises NotOnnx."""
+    metadata: dict[str, str] = {}
+    inputs: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
+    has_graph = False
+    for number, value in _fields(memoryview(content)):
+        if number == MODEL_METADATA:
+            entry = dict(_fields(_message(value)))
+            metadata[_text(entry.get(ENTRY_KEY, b""))] = _text(entry.get(ENTRY_VALUE, b""))
+        elif number == MODEL_GRAPH:
+            has_graph = True
+            for part, described in _fields(_message(value)):
+                if part in (GRAPH_INPUT, GRAPH_OUTPUT):
+                    name, tensor = _tensor(_message(described))
+                    (inputs if part == GRAPH_INPUT else outputs)[name] = tensor
+    if not has_graph:
+        raise NotOnnx("it has no graph")
+    return OnnxFile(metadata, inputs, outputs)
+
+
+def _tensor(value_info: memoryview) -> tuple[str, Tensor]:
+    info = dict(_fields(value_info))
+    kind = dict(_fields(_message(info.get(VALUE_TYPE, b""))))
+    tensor = dict(_fields(_message(kind.get(TYPE_TENSOR, b""))))
+    shape: list[int | None] = []
+    for number, dimension in _fields(_message(tensor.get(TENSOR_SHAPE, b""))):
+        if number == SHAPE_DIMENSION:
+            size = dict(_fields(_message(dimension))).get(DIMENSION_SIZE)
+            shape.append(size if isinstance(size, int) else None)
+    element = tensor.get(TENSOR_ELEMENT, 0)
+    return _text(info.get(VALUE_NAME, b"")), Tensor(element if isinstance(element, int) else 0, tuple(shape))
+
+
+Field = int | memoryview | bytes
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, Field]]:
+    """Field numbers and values of a message: integers, or bytes for everything else."""
+    position = 0
+    while position < len(message):
+        tag, position = _varint(message, position)
+        number, wire = tag >> 3, tag & 7
+        if number == 0:
+            raise NotOnnx("a field has no number")
+        if wire == VARINT:
+            value, position = _varint(message, position)
+            yield number, value
+            continue
+        if wire == BYTES:
+            size, position = _varint(message, position)
+        elif wire in (FIXED64, FIXED32):
+            size = 8 if wire == FIXED64 else 4
+        else:
+            raise NotOnnx(f"wire type {wire} is unknown")
+        if position + size > len(message):
+            raise NotOnnx("it is cut short")
+        yield number, message[position : position + size]
+        position += size
+
+
+def _varint(message: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(LONGEST_VARINT):
+        if position >= len(message):
+            raise NotOnnx("it is cut short")
+        byte = message[position]
+        position += 1
+        value |= (byte & 0x7F) << (7 * shift)
+        if byte < 0x80:
+            return value, position
+    raise NotOnnx("a varint is too long")
+
+
+def _message(value: Field) -> memoryview:
+    if isinstance(value, int):
+        raise NotOnnx("a message was expected")
+    return memoryview(value)
+
+
+def _text(value: Field) -> str:
+    try:
+        return bytes(_message(value)).decode()
+    except UnicodeDecodeError as error:
+        raise NotOnnx("a text is not UTF-8") from error
