@@ -8,62 +8,60 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from service.mapping.lattice import Plan
-from service.mapping.view import Pixels
+from hyperscene.service.mapping.band_view import PixelRows
+from hyperscene.service.mapping.lattice import BatchRow, Plan
 
 Blend = Literal["angle", "linear", "none"]
 BLENDS: tuple[Blend, ...] = get_args(Blend)
 
-# Pixels are weighed in blocks of this side against all centres in reach: products large enough to be fast.
+# Pixels are weighted in blocks of this side against all centres in reach: products large enough to be fast.
 BLOCK_PX = 8
-# How many floats an intermediate array may hold.
+# Floats in an intermediate array, at most.
 CHUNK_FLOATS = 2_000_000
-# Below any weight a vote can have; where nobody voted, it divides 0.
+# Below any weight of a vote; avoids 0 / 0 where there are no votes.
 SMALLEST_WEIGHT = np.float32(1e-30)
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What the network said about one group of the lattice."""
+class Predictions:
+    """The network's output for one batch row."""
 
-    group: int
-    centers: NDArray[np.int64]  # (cell rows, cell cols, 2)
-    is_asked: NDArray[np.bool_]  # (cell rows, cell cols): cells that have a centre
+    row: BatchRow
     # (cell rows, cell cols, classes), or (cell rows, cell cols, patch, patch, classes) of the head `token`
     probabilities: NDArray[np.float32]
 
 
 class Blender:
-    """Adds up votes, group after group, and hands out rows of probabilities once all their votes are in.
+    """Adds up votes, batch row by batch row, and returns rows of probabilities once all their votes are in.
 
-    A pixel's votes are added in the order of the groups and of the cells in them, whatever the strips: the same bytes.
+    A pixel's votes are added in lattice order, whatever the strips: the result is the same to the byte.
     """
 
     def __init__(self, plan: Plan, blend: Blend, classes: int, top: int) -> None:
         self._plan = plan
         self._blend = blend
-        self._top = top  # the first row that was not handed out
+        self._top = top  # the first row not returned yet
         self._total = np.zeros((0, plan.lattice.cols, classes), np.float32)
         self._weight = np.zeros((0, plan.lattice.cols), np.float32)
 
-    def add(self, answers: Answers, spectra: Directions | None) -> None:
-        """Add a group's votes; `spectra` are those of the rows that its patches cover, where angles matter."""
-        top, bottom = self._plan.window_rows(answers.group)
+    def add(self, predictions: Predictions, spectra: Directions | None) -> None:
+        """Add the votes of a batch row; for the blend `angle`, `spectra` are of the rows that its patches cover."""
+        top, bottom = self._plan.window_rows(predictions.row.index)
         self._reserve(min(bottom, self._plan.lattice.rows))
-        if not answers.is_asked.any():
+        if not predictions.row.has_patch.any():
             return
         if self._blend == "none":
-            self._add_centers(answers)
-        elif answers.probabilities.ndim == 5:
-            self._add_patches(answers)
+            self._add_centers(predictions)
+        elif predictions.probabilities.ndim == 5:
+            self._add_patches(predictions)
         else:
-            # Blocks are counted from the group's first row, so that their sums do not depend on the strip.
+            # Blocks are counted from the batch row's first pixel row, so that their sums do not depend on the strip.
             for block_top in range(top, bottom, BLOCK_PX):
                 if block_top + BLOCK_PX > self._top and block_top < self._plan.lattice.rows:
-                    self._add_blocks(block_top, answers, spectra)
+                    self._add_blocks(block_top, predictions, spectra)
 
     def take(self, bottom: int) -> NDArray[np.float32]:
-        """Probabilities (rows, cols, classes) of the rows up to `bottom`; 0 where nobody voted."""
+        """Probabilities (rows, cols, classes) of the rows up to `bottom`; 0 where there are no votes."""
         self._reserve(bottom)
         count = bottom - self._top
         weight: NDArray[np.float32] = self._weight[:count, :, None]
@@ -84,23 +82,24 @@ class Blender:
         votes: NDArray[np.float32],
         weight: NDArray[np.float32],
     ) -> None:
-        """Add votes, already weighted, on pixels that are each named once; those outside are left out."""
-        bottom = self._top + len(self._total)  # no vote of the groups so far lies below
+        """Add weighted votes to distinct pixels; those outside the rows at hand are skipped."""
+        bottom = self._top + len(self._total)  # no vote so far lies below
         is_inside = (rows >= self._top) & (rows < bottom) & (cols >= 0) & (cols < self._plan.lattice.cols)
-        place = rows[is_inside] - self._top, cols[is_inside]
-        self._total[place] += votes[is_inside]
-        self._weight[place] += weight[is_inside]
+        index = rows[is_inside] - self._top, cols[is_inside]
+        self._total[index] += votes[is_inside]
+        self._weight[index] += weight[is_inside]
 
-    def _add_centers(self, answers: Answers) -> None:
-        """One vote a pixel: that of the patch round it."""
-        votes = answers.probabilities[answers.is_asked]
-        rows, cols = answers.centers[answers.is_asked].T
+    def _add_centers(self, predictions: Predictions) -> None:
+        """One vote per pixel: that of the patch centred on it."""
+        votes = predictions.probabilities[predictions.row.has_patch]
+        rows, cols = predictions.row.centers[predictions.row.has_patch].T
         self._add_at(rows, cols, votes, np.ones(len(rows), np.float32))
 
-    def _add_patches(self, answers: Answers) -> None:
-        """Votes of the head `token`: each of a patch's pixels has one, weighed by its distance to the centre."""
+    def _add_patches(self, predictions: Predictions) -> None:
+        """Votes of the head `token`: one per pixel of a patch, weighted by the distance to the centre."""
         half = self._plan.lattice.half_px
-        centers, votes = answers.centers[answers.is_asked], answers.probabilities[answers.is_asked]
+        has_patch = predictions.row.has_patch
+        centers, votes = predictions.row.centers[has_patch], predictions.probabilities[has_patch]
         for row in range(2 * half):
             for col in range(2 * half):
                 weight = nearness(np.array(row - half), half) * nearness(np.array(col - half), half)
@@ -111,18 +110,18 @@ class Blender:
                     np.full(len(centers), weight, np.float32),
                 )
 
-    def _add_blocks(self, block_top: int, answers: Answers, spectra: Directions | None) -> None:
-        """Votes on the rows block_top .. + BLOCK_PX of all columns."""
+    def _add_blocks(self, block_top: int, predictions: Predictions, spectra: Directions | None) -> None:
+        """Add the votes on rows block_top .. block_top + BLOCK_PX, in all columns."""
         blocks = -(-self._plan.lattice.cols // BLOCK_PX)
         cells = _cells_in_reach(self._plan)
-        centers = len(answers.centers) * cells
+        centers = len(predictions.row.centers) * cells
         floats = centers * max(BLOCK_PX**2, 0 if spectra is None else spectra.unit.shape[-1])
         step = max(1, CHUNK_FLOATS // floats)
         for first in range(0, blocks, step):
-            self._add_some_blocks(block_top, np.arange(first, min(first + step, blocks)), answers, spectra)
+            self._add_some_blocks(block_top, np.arange(first, min(first + step, blocks)), predictions, spectra)
 
     def _add_some_blocks(
-        self, block_top: int, blocks: NDArray[np.int64], answers: Answers, spectra: Directions | None
+        self, block_top: int, blocks: NDArray[np.int64], predictions: Predictions, spectra: Directions | None
     ) -> None:
         lattice = self._plan.lattice
         rows = block_top + np.arange(BLOCK_PX)
@@ -131,15 +130,15 @@ class Blender:
         cells = first_cell[:, None] + np.arange(_cells_in_reach(self._plan))  # (blocks, cells)
         is_cell = (cells >= 0) & (cells < lattice.cell_cols)
         near = np.clip(cells, 0, lattice.cell_cols - 1)
-        # (blocks, cell rows, cells, ...), a block's centres in the lattice's order
-        centers = answers.centers[:, near].swapaxes(0, 1)
-        is_asked = answers.is_asked[:, near].swapaxes(0, 1) & is_cell[:, None]
-        votes = answers.probabilities[:, near].swapaxes(0, 1)
+        # (blocks, cell rows, cells, ...); a block's centres keep the lattice's order
+        centers = predictions.row.centers[:, near].swapaxes(0, 1)
+        has_patch = predictions.row.has_patch[:, near].swapaxes(0, 1) & is_cell[:, None]
+        votes = predictions.probabilities[:, near].swapaxes(0, 1)
         by_row = _reach(rows[None, :, None, None] - centers[:, None, :, :, 0], lattice.half_px)
         by_col = _reach(cols[:, :, None, None] - centers[:, None, :, :, 1], lattice.half_px)
         count, side, pairs = len(blocks), BLOCK_PX, centers.shape[1] * centers.shape[2]
         weight: NDArray[np.float32]
-        weight = (by_row[:, :, None] * by_col[:, None] * is_asked[:, None, None]).reshape(count, side**2, pairs)
+        weight = (by_row[:, :, None] * by_col[:, None] * has_patch[:, None, None]).reshape(count, side**2, pairs)
         if spectra is not None:
             cosine = spectra.cosines(rows, cols, centers.reshape(count, pairs, 2))
             weight *= likeness(cosine, lattice.stride_px)
@@ -153,14 +152,14 @@ class Blender:
 
 @dataclass(frozen=True)
 class Directions:
-    """Where the spectra of some rows of a scene point, each smoothed with its neighbours'; 0 where there is no data."""
+    """Unit spectra of some rows of a scene, smoothed over the neighbours; 0 where there is no data."""
 
     top: int
     unit: NDArray[np.float32]  # (rows, cols, bands)
 
     @classmethod
-    def of(cls, pixels: Pixels) -> Directions:
-        """Directions of all pixels; those of the first and last row lack a neighbour unless the scene ends there."""
+    def of(cls, pixels: PixelRows) -> Directions:
+        """Directions of all pixels; the first and last row need a further row, unless the scene ends there."""
         rows = len(pixels.cube)
         smooth = np.empty_like(pixels.cube)
         above, own = np.zeros_like(smooth[0]), _unit(pixels.cube[0]) * pixels.valid[0, :, None]
@@ -168,7 +167,7 @@ class Directions:
             below = np.zeros_like(own)
             if row + 1 < rows:
                 below = _unit(pixels.cube[row + 1]) * pixels.valid[row + 1, :, None]
-            # Half of a pixel's direction is its own: a single noisy pixel, or a furrow, is no field of its own.
+            # The pixel's own spectrum counts half: a noisy pixel, or a furrow, should not stand out from its field.
             down = above + below
             down += own
             down += own
@@ -184,45 +183,45 @@ class Directions:
     ) -> NDArray[np.float64]:
         """Cosines (blocks, pixels, centres) of blocks of pixels, rows (side) x cols (blocks, side), with centres."""
         last_row, last_col = len(self.unit) - 1, self.unit.shape[1] - 1
-        # Blocks may reach over the scene's edge, and cells without data have no centre: those answers are not used.
+        # Blocks may cross the scene's edge, and cells without data have no centre: those results are not used.
         block_rows = np.clip(rows - self.top, 0, last_row)[None, :, None]
         pixels = self.unit[block_rows, np.clip(cols, 0, last_col)[:, None, :]]  # (blocks, side, side, bands)
         middle = self.unit[np.clip(centers[..., 0] - self.top, 0, last_row), np.clip(centers[..., 1], 0, last_col)]
-        # In float64: in float32 a cosine's last bit, which hangs on the product's shape, moves a weight by 1e-5.
+        # In float64: in float32 a cosine's last bit depends on the product's shape and moves a weight by 1e-5.
         pixels = pixels.reshape(len(cols), -1, pixels.shape[-1]).astype(np.float64)
         return pixels @ middle.astype(np.float64).swapaxes(1, 2)
 
 
 def nearness(distance_px: NDArray[np.int64], half_px: int) -> NDArray[np.float32]:
-    """1 at a patch's centre, falling in a straight line to just above 0 at its edge."""
+    """1 at a patch's centre, falling linearly to just above 0 at its edge."""
     return (1 - np.abs(distance_px) / np.float32(half_px + 1)).astype(np.float32)
 
 
 def likeness(cosine: NDArray[np.float64], stride_px: int) -> NDArray[np.float32]:
-    """The weight of a vote by the spectral angle between pixel and centre: a Gaussian of it, and never nothing."""
-    # Chosen for strides 4 and 8 on SalinasA and HyMap Berlin: narrower loses to `linear` there, wider gains less.
+    """Weight of a vote by the spectral angle between pixel and centre: a Gaussian, never 0."""
+    # Chosen for strides 4 and 8 on SalinasA and HyMap Berlin: narrower is worse than `linear`, wider gains less.
     sigma_rad = 0.04 + 0.01 * stride_px
-    # 2 (1 - cos a) is the angle squared, for angles as small as matter here.
+    # 2 (1 - cos a) is the angle squared, for small angles.
     exponent = ((cosine - 1) / sigma_rad**2).astype(np.float32)
-    likely: NDArray[np.float32] = np.exp(exponent) + np.float32(1e-6)
-    return likely
+    weight: NDArray[np.float32] = np.exp(exponent) + np.float32(1e-6)
+    return weight
 
 
 def _reach(distance_px: NDArray[np.int64], half_px: int) -> NDArray[np.float32]:
-    """Nearness inside a patch, 0 outside; a patch reaches one pixel further up and left than down and right."""
+    """Nearness inside a patch, 0 outside; a patch extends one pixel further up and left than down and right."""
     is_covered = (distance_px >= -half_px) & (distance_px < half_px)
     return np.where(is_covered, nearness(distance_px, half_px), np.float32(0))
 
 
 def _cells_in_reach(plan: Plan) -> int:
-    """Cells of a lattice row whose centres may see some pixel of a block."""
+    """Cells of a lattice row whose patches may cover a pixel of a block."""
     lattice = plan.lattice
-    first, last = 1 - lattice.half_px, BLOCK_PX - 1 + lattice.half_px  # of the centres, from the block's first pixel
+    first, last = 1 - lattice.half_px, BLOCK_PX - 1 + lattice.half_px  # centres, from the block's first pixel
     return last // lattice.stride_px - first // lattice.stride_px + 1
 
 
 def _unit(spectra: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Spectra (pixels, bands) scaled to length 1; one without any stays 0."""
+    """Spectra (pixels, bands) scaled to length 1; zeros stay 0."""
     norm = np.sqrt(np.einsum("pb,pb->p", spectra, spectra))
     scaled: NDArray[np.float32] = spectra * (1 / np.maximum(norm, np.float32(1e-30)))[:, None]
     return scaled

@@ -1,16 +1,16 @@
-"""What is understood of a scene from its header alone, in words and numbers for people and programs."""
+"""A description of a scene from its header, for the API and `hyperscene inspect`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from service.mapping.scenes import Scene
+from hyperscene.service.mapping.scenes import Scene
 
 FORMAT_NAMES = {"GTiff": "GeoTIFF", "ENVI": "ENVI"}
 
 
 def describe_header(scene: Scene) -> dict[str, Any]:
-    """Size, bands, wavelengths, place and warnings; no pixel is read."""
+    """Size, bands, wavelengths, georeference and warnings; no pixel is read."""
     nm, transform = scene.wavelengths_nm, scene.transform
     return {
         "format": FORMAT_NAMES[scene.driver],
@@ -21,7 +21,7 @@ def describe_header(scene: Scene) -> dict[str, Any]:
         "bad_bands": scene.bad_bands,
         "band_numbers": list(scene.bands),
         "wavelengths_nm": None if nm is None else [round(float(value), 4) for value in nm],
-        # As text, since JSON has no NaN.
+        # As text, because JSON has no NaN.
         "no_data": sorted({f"{value:g}" for value in scene.nodata if value is not None}),
         "crs": None if scene.crs is None else scene.crs.to_string(),
         "pixel_size": [_length(transform.a, transform.d), _length(transform.b, transform.e)],
@@ -33,5 +33,5 @@ def describe_header(scene: Scene) -> dict[str, Any]:
 
 
 def _length(x: float, y: float) -> float:
-    """The length of one pixel along an axis that may be turned."""
+    """The length of a pixel along an axis that may be rotated."""
     return round(float((x * x + y * y) ** 0.5), 9)

@@ -1,4 +1,4 @@
-"""Engines: what runs a bundle's graph. One small contract; ONNX Runtime and OpenVINO behind it."""
+"""Engines run a bundle's graph: ONNX Runtime and OpenVINO behind one small interface."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ import importlib
 import importlib.util
 import os
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model.bundle import Bundle, BundleRefused, import_onnxruntime, open_session, replay_check, run_graph
-from service.errors import NotReady, OptionsUnusable
-from service.mapping.gpu import PROVIDERS, GpuEngine
-from service.mapping.vino import OpenVinoEngine
+from hyperscene.errors import NotReady, OptionsUnusable
+from hyperscene.model.bundle import Bundle, BundleRefused, import_onnxruntime, open_session, replay_check, run_graph
+from hyperscene.service.mapping.devices import DEVICES, Device
+from hyperscene.service.mapping.engine_health import candidates, engine_report
+from hyperscene.service.mapping.gpu import PROVIDERS, GpuEngine
+from hyperscene.service.mapping.openvino_engine import OpenVinoEngine
 
-Device = Literal["auto", "cpu", "openvino", "cuda", "tensorrt"]
-DEVICES: tuple[Device, ...] = get_args(Device)
-
-# Small calls keep what a layer writes in the caches, larger ones share more of a window's pixels. With OpenVINO at
-# stride 1, against 16 a call: 8 ran 3 % faster, 4 ran 5 % and 32 ran 3 % slower; at stride 4 with 200 bands 8 ran 5 %
-# slower (interleaved, 2 cores of an AMD EPYC).
+# Small batches keep a layer's output in the caches, larger ones share more of a window's pixels. OpenVINO at stride 1,
+# compared with 16: 8 is 3 % faster, 4 is 5 % and 32 is 3 % slower; at stride 4 with 200 bands 8 is 5 % slower
+# (interleaved, 2 cores of an AMD EPYC).
 CPU_BATCH = 16
 
 
 class Engine(Protocol):
-    """A bundle, ready to answer; safe to call from `callers` threads at once."""
+    """Runs a bundle's graph; safe to call from `callers` threads at once."""
 
     @property
     def device(self) -> str:
@@ -34,7 +33,7 @@ class Engine(Protocol):
 
     @property
     def provider(self) -> str:
-        """What runs the graph, for the record."""
+        """Library, version and provider, for the summary."""
 
     @property
     def callers(self) -> int:
@@ -42,7 +41,7 @@ class Engine(Protocol):
 
     @property
     def batch(self) -> int:
-        """Patches a call."""
+        """Patches per call."""
 
     def probabilities(self, cube: NDArray[np.float32], centers: NDArray[np.int64]) -> NDArray[np.float32]:
         """Probabilities of the patches round `centers` (n, 2) of `cube` (rows, cols, bands)."""
@@ -50,7 +49,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class CpuEngine:
-    """ONNX Runtime on the processor: as many callers as threads, each with one thread of its own."""
+    """ONNX Runtime on the CPU, with one thread per caller."""
 
     session: Any
     callers: int
@@ -67,43 +66,52 @@ class CpuEngine:
 
 
 def make_engine(bundle: Bundle, device: Device = "auto", threads: int = 0, batch: int = 0) -> Engine:
-    """The engine for a device, self-checked; `auto` takes the fastest that works. 0 threads are all cores."""
+    """The engine for a device, self-checked; `auto` uses the fastest that works. 0 threads means all cores."""
     if threads < 0 or batch < 0:
-        raise OptionsUnusable("threads and batch are counts: give 1 or more, or 0 to have them chosen")
+        raise OptionsUnusable("threads and batch must be 1 or more, or 0 for the default")
     if device not in DEVICES:
         raise OptionsUnusable(f"device must be one of {', '.join(DEVICES)}, not {device}")
-    if device != "auto":
-        return _open_engine(bundle, device, threads, batch)
-    # OpenVINO ran this network 1.2 to 1.5 times as fast as ONNX Runtime's own processor kernels, on 2 cores of an AMD
-    # EPYC; `hyperscene bench` measures both.
-    for candidate in ("cuda", "openvino"):
+    reasons = []
+    for candidate in candidates(device):
+        report = engine_report(candidate)
         try:
-            return _open_engine(bundle, candidate, threads, batch)
-        except NotReady:
-            continue
-    return _open_engine(bundle, "cpu", threads, batch)
+            if report.is_broken:
+                raise NotReady(report.failure)
+            return open_engine(bundle, candidate, threads, batch)
+        except NotReady as error:
+            reasons.append(str(error))
+    raise NotReady("; ".join(reasons))
 
 
-def _open_engine(bundle: Bundle, device: str, threads: int, batch: int) -> Engine:
-    callers = threads or cores()
-    engine: Engine
-    if device in PROVIDERS:
-        engine = GpuEngine.open(bundle, device, batch)
-    elif device == "openvino":
-        if importlib.util.find_spec("openvino") is None:
-            raise NotReady("OpenVINO is not installed: pip install 'hyperscene[cpu]', or ask for the device cpu")
-        engine = OpenVinoEngine(bundle.content, callers, batch or CPU_BATCH)
-    else:
-        engine = CpuEngine(open_session(bundle.content, bundle.path.name, threads=1), callers, batch or CPU_BATCH)
+def check_bundle(bundle: Bundle, device: str) -> None:
+    """Run a bundle's self-check on a device; raises BundleRefused."""
+    engine = _start_engine(bundle, device, threads=1, batch=0)
+    replay_check(engine.probabilities, bundle.manifest, bundle.path.name)
+
+
+def open_engine(bundle: Bundle, device: str, threads: int, batch: int) -> Engine:
+    """The engine for a device in this process, self-checked, without a probe."""
+    engine = _start_engine(bundle, device, threads, batch)
     try:
         replay_check(engine.probabilities, bundle.manifest, bundle.path.name)
     except BundleRefused as error:
-        raise NotReady(f"{engine.provider} does not give the bundle's own answers: {error}") from error
+        raise NotReady(f"{engine.provider} does not reproduce the bundle's reference output: {error}") from error
     return engine
+
+
+def _start_engine(bundle: Bundle, device: str, threads: int, batch: int) -> Engine:
+    callers = threads or cores()
+    if device in PROVIDERS:
+        return GpuEngine.open(bundle, device, batch)
+    if device == "openvino":
+        if importlib.util.find_spec("openvino") is None:
+            raise NotReady("OpenVINO is not installed: pip install 'hyperscene[cpu]', or use the device cpu")
+        return OpenVinoEngine(bundle.content, callers, batch or CPU_BATCH)
+    return CpuEngine(open_session(bundle.content, bundle.path.name, threads=1), callers, batch or CPU_BATCH)
 
 
 def cores() -> int:
     """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # Linux knows better than the count of all cores
+    if hasattr(os, "sched_getaffinity"):  # Linux: may be fewer than all cores
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Footprints: a scene's outline in longitude and latitude as GeoJSON has it, across the date line and at the poles."""
+"""Footprints: a scene's outline as GeoJSON, also across the date line and around a pole."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 from rasterio.transform import from_gcps
 
-from service.mapping.grids import bounds_of, outline, poles_inside, span_a_plane
-from service.mapping.scenes import Scene
+from hyperscene.service.mapping.grids import bounds_of, outline, poles_inside, span_a_plane
+from hyperscene.service.mapping.scenes import Scene
 
 SIDE_POINTS = 21
 DIGITS = 7  # a centimetre
-MOST_LONGITUDE = 540.0  # a scene may be on another turn round the Earth, and reach beyond it; more is nowhere
+MAX_LONGITUDE = 540.0  # longitudes may be one turn off and cross the next date line; more is invalid
 
 Ring = list[tuple[float, float]]  # longitude, latitude; the last is the first
 
 
 def find_footprint(scene: Scene) -> tuple[dict[str, Any], list[float]] | None:
-    """A scene's geometry and box (west, south, east, north), by RFC 7946; None where it has no place on Earth."""
+    """A scene's geometry and box (west, south, east, north), by RFC 7946; None without a position on Earth."""
     if scene.crs is None or not scene.is_georeferenced or (scene.gcps and not span_a_plane(scene.gcps)):
         return None
     transform = from_gcps(list(scene.gcps)) if scene.gcps else scene.transform
     found = outline(scene.rows, scene.cols, scene.crs, transform, SIDE_POINTS)
-    if found is None or abs(found[0]).max() > MOST_LONGITUDE:
+    if found is None or abs(found[0]).max() > MAX_LONGITUDE:
         return None
     poles = poles_inside(scene.rows, scene.cols, scene.crs, transform)
     west, south, east, north = bounds_of(*found, poles)
@@ -41,7 +41,7 @@ def find_footprint(scene: Scene) -> tuple[dict[str, Any], list[float]] | None:
 
 
 def _round_pole(ring: Ring, poles: list[float]) -> Ring:
-    """An outline that goes once round the Earth, closed along the pole; from pole to pole where both are inside."""
+    """An outline around a pole, closed along the pole; from pole to pole if both are inside."""
     (first, _), (last, _) = ring[0], ring[-1]
     if len(poles) == 2 or abs(last - first) < 180:
         south, north = (-90.0, 90.0) if len(poles) == 2 else sorted((poles[0], min((lat for _, lat in ring), key=abs)))
@@ -59,7 +59,7 @@ def _cut(ring: Ring) -> list[Ring]:
 
 
 def _clipped(ring: Ring, side: int) -> Ring:
-    """What of a ring lies west (1) or east (-1) of 180 degrees."""
+    """The part of a ring west (1) or east (-1) of 180 degrees."""
     kept: Ring = []
     for (x0, y0), (x1, y1) in pairwise(ring):
         is_in, goes_in = side * (180 - x0) >= 0, side * (180 - x1) >= 0
@@ -71,7 +71,7 @@ def _clipped(ring: Ring, side: int) -> Ring:
 
 
 def _rounded(ring: Ring) -> list[list[float]]:
-    """Counterclockwise, as GeoJSON likes it, and without points that rounding made the same."""
+    """A ring in counterclockwise order, as GeoJSON wants it, without points that rounding made equal."""
     area = sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in pairwise(ring))
     points = [[round(lon, DIGITS), round(lat, DIGITS)] for lon, lat in (ring if area > 0 else reversed(ring))]
     kept = [point for point, before in zip(points[1:], points, strict=False) if point != before]

@@ -1,4 +1,4 @@
-"""Where a raster lies among map tiles: in Web Mercator, or in its own pixels where it has no place on Earth."""
+"""The position of a raster in the grid of map tiles: in Web Mercator, or in pixels without a position on Earth."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from rasterio.crs import CRS
 from rasterio.transform import Affine, from_gcps
 from rasterio.warp import transform as transform_points
 
-from service.mapping.scenes import GDAL_ERRORS
+from hyperscene.service.mapping.gdal import GDAL_ERRORS
 
 TILE_PX = 256
-MOST_ZOOM = 30
+MAX_ZOOM = 30
 LON_LAT, MERCATOR = CRS.from_epsg(4326), CRS.from_epsg(3857)
 RADIUS_M = 6_378_137.0
 WORLD_M = 2 * math.pi * RADIUS_M
-MOST_LATITUDE = math.degrees(2 * math.atan(math.exp(math.pi)) - math.pi / 2)  # where Web Mercator is a square
-# Metres, feet or degrees beyond this are nowhere on Earth, and PROJ would go round it until it has come that far: some
-# 1e18 m take it minutes.
-FARTHEST = 1e9
-EDGE_POINTS = 101  # on each side of a scene: its edges are curves in another system
+MAX_LATITUDE = math.degrees(2 * math.atan(math.exp(math.pi)) - math.pi / 2)  # the edge of Web Mercator's square
+# Coordinates beyond this are not on Earth, in any unit; PROJ would need minutes to wrap 1e18 m around it.
+MAX_COORDINATE = 1e9
+EDGE_POINTS = 101  # on each side of a scene, because its edges are curves in another reference system
 
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of the XYZ scheme: x to the right, y down."""
+    """A map tile of the XYZ scheme: x to the right, y down."""
 
     zoom: int
     x: int
@@ -42,14 +41,14 @@ class Tile:
 
 @dataclass(frozen=True)
 class Grid:
-    """A raster's size, its place, and its tiles."""
+    """A raster's size, its georeference and its zoom levels."""
 
     rows: int
     cols: int
-    crs: CRS | None  # None: no place on Earth
+    crs: CRS | None  # None: no position on Earth
     transform: Affine  # from (col, row) into `crs`
-    is_mercator: bool  # otherwise tiles count the raster's own pixels, from the upper left corner
-    pixel_size: float  # of the middle pixel, in the tiles' units: the root of its area
+    is_mercator: bool  # otherwise tiles count pixels from the upper left corner
+    pixel_size: float  # of the middle pixel, in units of the tiles: the root of its area
     row_height: float  # of that pixel, across its row
     col_width: float
     bounds: tuple[float, float, float, float] | None  # west, south, east, north; east is above 180 across the date line
@@ -57,7 +56,7 @@ class Grid:
     max_zoom: int  # a pixel of a tile is about a pixel of the raster
 
     def tile_transform(self, tile: Tile) -> Affine:
-        """From a tile's (col, row) into the tiles' units; the vertical axis points up, as GDAL likes it."""
+        """From a tile's (col, row) to units of the tiles; the vertical axis points up, as GDAL expects."""
         if self.is_mercator:
             span, left, top = WORLD_M / 2**tile.zoom, -WORLD_M / 2, WORLD_M / 2
         else:
@@ -65,11 +64,11 @@ class Grid:
         size = span / tile.px
         return Affine(size, 0, left + tile.x * span, 0, -size, top - tile.y * span)
 
-    def is_touched(self, tile: Tile) -> bool:
-        """Whether a tile may hold a part of the raster."""
-        place = self.tile_transform(tile)
-        left, top = place.c, place.f
-        right, bottom = place @ (tile.px, tile.px)
+    def intersects(self, tile: Tile) -> bool:
+        """Whether a tile may show a part of the raster."""
+        transform = self.tile_transform(tile)
+        left, top = transform.c, transform.f
+        right, bottom = transform @ (tile.px, tile.px)
         if not self.is_mercator:
             return bool(left < self.cols and right > 0 and -top < self.rows and -bottom > 0)
         if not (0 <= tile.x < 2**tile.zoom and 0 <= tile.y < 2**tile.zoom):
@@ -79,8 +78,8 @@ class Grid:
         turns = [left < east - turn and right > west - turn for turn in (-WORLD_M, 0.0, WORLD_M)]
         return bool(any(turns) and bottom < north and top > south)
 
-    def places_in(self, tile: Tile, points: int) -> tuple[Numbers, Numbers]:
-        """The raster's (cols, rows) at a lattice of points over a tile; not finite where there are none."""
+    def pixels_in(self, tile: Tile, points: int) -> tuple[Numbers, Numbers]:
+        """The raster's (cols, rows) at a grid of points over a tile; not finite outside the reference system."""
         steps = np.linspace(0, tile.px, points)
         x, y = (np.asarray(numbers, float) for numbers in self.tile_transform(tile) @ tuple(np.meshgrid(steps, steps)))
         if not self.is_mercator:
@@ -88,14 +87,14 @@ class Grid:
         return self._to_pixels(MERCATOR, x.ravel(), y.ravel())
 
     def lon_lat(self, row: int, col: int) -> tuple[float, float] | None:
-        """Of a pixel's centre."""
+        """Longitude and latitude of a pixel's centre."""
         found = None if self.crs is None else _lon_lat(self.crs, self.transform, [col + 0.5], [row + 0.5])
         if found is None:
             return None
         return float((found[0][0] + 180) % 360 - 180), float(found[1][0])
 
     def pixel_at(self, lon: float, lat: float) -> tuple[int, int] | None:
-        """Row and column; None where the raster has no place on Earth. They may lie outside of it."""
+        """Row and column, also outside the raster; None if it has no position on Earth."""
         if self.crs is None:
             return None
         cols, rows = self._to_pixels(LON_LAT, np.array([lon]), np.array([lat]))
@@ -107,16 +106,18 @@ class Grid:
         assert self.crs is not None
         try:
             x, y = (np.array(numbers, float) for numbers in transform_points(crs, self.crs, x, y))
-        except GDAL_ERRORS:  # of some points: the others are lost with them
+        except GDAL_ERRORS:  # one bad point fails all of them
             return np.full(len(x), np.inf), np.full(len(x), np.inf)
-        if self.crs.is_geographic:  # the turn round the Earth that the raster is on
+        if self.crs.is_geographic:  # longitudes may be off by full turns
             middle = (self.transform @ (self.cols / 2, self.rows / 2))[0]
             x = x - 360 * np.round((x - middle) / 360)
-        with np.errstate(all="ignore"):  # of points that are nowhere
+        with np.errstate(all="ignore"):  # of infinite points
             return ~self.transform @ (x, y)  # type: ignore[no-any-return]
 
 
-def lay_grid(rows: int, cols: int, crs: CRS | None, transform: Affine, gcps: Sequence[GroundControlPoint] = ()) -> Grid:
+def make_grid(
+    rows: int, cols: int, crs: CRS | None, transform: Affine, gcps: Sequence[GroundControlPoint] = ()
+) -> Grid:
     """The grid of a raster with this georeference."""
     if gcps:
         transform = from_gcps(list(gcps)) if span_a_plane(gcps) else Affine.identity()
@@ -132,35 +133,35 @@ def lay_grid(rows: int, cols: int, crs: CRS | None, transform: Affine, gcps: Seq
     pixel_m = sizes[0]
     lon, lat = ring
     west, south, east, north = bounds_of(lon, lat, poles_inside(rows, cols, crs, transform))
-    south, north = np.clip((south, north), -MOST_LATITUDE, MOST_LATITUDE)
+    south, north = np.clip((south, north), -MAX_LATITUDE, MAX_LATITUDE)
     x, y = mercator(np.array([west, east]), np.array([south, north]))
     extent_m = max(x[1] - x[0], y[1] - y[0], pixel_m)
-    # A pixel may be shown a fifth larger than it is, rather than have four times as many tiles.
-    max_zoom = min(MOST_ZOOM, max(0, math.ceil(math.log2(WORLD_M / TILE_PX / pixel_m) - 0.25)))
+    # A pixel may appear a fifth larger than it is; the next zoom level would have four times as many tiles.
+    max_zoom = min(MAX_ZOOM, max(0, math.ceil(math.log2(WORLD_M / TILE_PX / pixel_m) - 0.25)))
     min_zoom = min(max_zoom, max(0, math.floor(math.log2(WORLD_M / extent_m))))
     bounds = (float(west), float(south), float(east), float(north))
     return Grid(rows, cols, crs, transform, True, *sizes, bounds, min_zoom, max_zoom)
 
 
 def span_a_plane(gcps: Sequence[GroundControlPoint]) -> bool:
-    """Whether ground control points tell rows from columns."""
-    places = np.array([(point.row, point.col) for point in gcps])
-    return len(places) >= 3 and bool(np.linalg.matrix_rank(places - places[0]) == 2)
+    """Whether ground control points do not lie on a line."""
+    pixels = np.array([(point.row, point.col) for point in gcps])
+    return len(pixels) >= 3 and bool(np.linalg.matrix_rank(pixels - pixels[0]) == 2)
 
 
 def _can_be_inverted(transform: Affine) -> bool:
-    """By GDAL's own measure, and a little stricter."""
+    """GDAL's criterion, slightly stricter."""
     largest = max(abs(number) for number in (transform.a, transform.b, transform.d, transform.e))
     return bool(abs(transform.determinant) > 1e-9 * largest * largest)
 
 
-def is_near(coordinates: Any) -> bool:
-    """Whether coordinates are numbers that can be brought into another system."""
-    return bool((np.abs(coordinates) <= FARTHEST).all())  # false for NaN
+def is_on_earth(coordinates: Any) -> bool:
+    """Whether coordinates are finite and small enough to be transformed."""
+    return bool((np.abs(coordinates) <= MAX_COORDINATE).all())  # false for NaN
 
 
 def mercator(lon: Numbers, lat: Numbers) -> tuple[Numbers, Numbers]:
-    """Web Mercator's metres."""
+    """Coordinates in Web Mercator, in metres."""
     return RADIUS_M * np.radians(lon), RADIUS_M * np.arctanh(np.sin(np.radians(lat)))
 
 
@@ -170,14 +171,14 @@ def _pixel_grid(rows: int, cols: int, crs: CRS | None, transform: Affine) -> Gri
 
 
 def _lon_lat(crs: CRS, transform: Affine, cols: Any, rows: Any) -> tuple[Numbers, Numbers] | None:
-    """Longitudes and latitudes, which do not jump; None where there are none."""
+    """Longitudes without jumps at the date line, and latitudes; None if there are none."""
     with np.errstate(over="ignore", invalid="ignore"):
         x, y = transform @ (np.asarray(cols, float), np.asarray(rows, float))
-    if not is_near((x, y)):
+    if not is_on_earth((x, y)):
         return None
     try:
         lon, lat = (np.array(numbers, float) for numbers in transform_points(crs, LON_LAT, x, y))
-    except GDAL_ERRORS:  # a local system, or that of another planet
+    except GDAL_ERRORS:  # a local reference system, or one of another planet
         return None
     if not (np.isfinite(lon).all() and (np.abs(lat) <= 90 + 1e-6).all()):
         return None
@@ -185,15 +186,14 @@ def _lon_lat(crs: CRS, transform: Affine, cols: Any, rows: Any) -> tuple[Numbers
 
 
 def poles_inside(rows: int, cols: int, crs: CRS, transform: Affine) -> list[float]:
-    """The latitudes of the poles that lie inside of a raster: everywhere else the outline reaches as far as what is
-    inside."""
+    """Latitudes of the poles inside a raster: only there does the outline not contain the extreme latitudes."""
     found = []
-    for pole in () if crs.is_geographic else (-90.0, 90.0):  # in degrees, poles are edges
+    for pole in () if crs.is_geographic else (-90.0, 90.0):  # in degrees, the poles are edges
         try:
             (x,), (y,) = transform_points(LON_LAT, crs, [0.0], [pole])
-        except GDAL_ERRORS:  # this system cannot show it
+        except GDAL_ERRORS:  # outside the reference system
             continue
-        if is_near((x, y)):
+        if is_on_earth((x, y)):
             col, row = ~transform @ (x, y)
             if 0 < col < cols and 0 < row < rows:
                 found.append(pole)
@@ -211,7 +211,7 @@ def bounds_of(lon: Numbers, lat: Numbers, poles: Sequence[float]) -> tuple[float
 
 
 def outline(rows: int, cols: int, crs: CRS, transform: Affine, points: int) -> tuple[Numbers, Numbers] | None:
-    """Longitudes and latitudes round a raster, so many on each side, which do not jump; None where there are none."""
+    """Longitudes and latitudes along a raster's edge, with `points` on each side, without jumps; None if invalid."""
     steps = np.linspace(0, 1, points)
     low, high = np.zeros(points), np.ones(points)
     across = np.concatenate([steps, high, steps[::-1], low])
@@ -220,9 +220,8 @@ def outline(rows: int, cols: int, crs: CRS, transform: Affine, points: int) -> t
 
 
 def _pixel_sizes(lon: Numbers, lat: Numbers) -> tuple[float, float, float] | None:
-    """A pixel's size, height and width, from its corner and the next ones to the right and below; None beyond Web
-    Mercator."""
-    if np.abs(lat).max() > MOST_LATITUDE:
+    """A pixel's size, height and width from three of its corners; None beyond Web Mercator."""
+    if np.abs(lat).max() > MAX_LATITUDE:
         return None
     x, y = mercator(lon, lat)
     right, down = (x[1] - x[0], y[1] - y[0]), (x[2] - x[0], y[2] - y[0])

@@ -1,4 +1,13 @@
-"""The lattice of patch centres, and the plan that cuts the work into strips, groups and tiles."""
+"""The lattice of patch centres, and the plan that divides a map into strips and batches.
+
+Units, from the smallest:
+
+- cell: `stride_px` x `stride_px` pixels of the lattice. A cell that holds data has one patch, centred inside it.
+- batch: a rectangle of cells. Its patches share one window of pixels and one call of the network. A batch is addressed
+  by its batch row and batch column, counted from the scene's corner, so it does not depend on the strips.
+- strip: rows of the map, the unit of reading, writing, checkpoints and distribution. Patches of several batch rows
+  vote on a strip, and neighbouring strips share batch rows.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +19,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Lattice:
-    """Cells of `stride_px` x `stride_px` pixels over a scene; each cell with something to map has one patch centre."""
+    """A grid of cells of `stride_px` x `stride_px` pixels over a scene, each with at most one patch centre."""
 
     rows: int
     cols: int
@@ -29,117 +38,119 @@ class Lattice:
     def cell_cols(self) -> int:
         return -(-self.cols // self.stride_px)
 
-    def place_centers(self, may_hold: NDArray[np.bool_], top: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Centres (cell rows, cell cols, 2), and which cells have one, for pixel rows that begin at `top`.
+    def place_centers(self, allowed: NDArray[np.bool_], top: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Centres (cell rows, cell cols, 2), and which cells have one, for the pixel rows from `top` on.
 
-        A centre lies in the middle of its cell, or on the nearest of its pixels that may hold one: at the scene's edge
-        it is pulled inside, and beside missing data it moves onto data.
+        A centre lies in the middle of its cell, or on the nearest pixel of the cell that is `allowed` (rows, cols): at
+        the scene's edge it moves inside, and beside missing data it moves onto data.
         """
         stride = self.stride_px
-        rows = -(-len(may_hold) // stride) * stride
+        rows = -(-len(allowed) // stride) * stride
         padded = np.zeros((rows, self.cell_cols * stride), bool)
-        padded[: len(may_hold), : self.cols] = may_hold
+        padded[: len(allowed), : self.cols] = allowed
         cells = padded.reshape(rows // stride, stride, self.cell_cols, stride).swapaxes(1, 2)
         offsets = np.argwhere(np.ones((stride, stride), bool))
         nearest_first = offsets[np.argsort(((offsets - stride // 2) ** 2).sum(axis=1), kind="stable")]
         ordered = cells[:, :, nearest_first[:, 0], nearest_first[:, 1]]  # (cell rows, cell cols, stride ** 2)
         corners = np.moveaxis(np.indices(cells.shape[:2]), 0, -1) * stride + np.array([top, 0])
         centers: NDArray[np.int64] = corners + nearest_first[ordered.argmax(axis=-1)]
-        has_center: NDArray[np.bool_] = np.asarray(ordered.any(axis=-1))
-        return centers, has_center
+        has_patch: NDArray[np.bool_] = np.asarray(ordered.any(axis=-1))
+        return centers, has_patch
 
 
 @dataclass(frozen=True)
 class Strip:
-    """Rows top..bottom of the map: the unit of reading, writing, checkpoint and distribution."""
+    """Rows top..bottom of the map."""
 
     index: int
     top: int
     bottom: int
-    groups: range  # of which patches vote on its rows
+    batch_rows: range  # whose patches vote on the strip
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """The patches of a batch row."""
+
+    index: int
+    centers: NDArray[np.int64]  # (cell rows, cell cols, 2)
+    has_patch: NDArray[np.bool_]  # (cell rows, cell cols): cells that hold data
+    batch_cols: list[int]  # of batches with at least one patch
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that will be asked of the network, before anything is read.
-
-    The lattice is cut into tiles of `tile_rows` x `tile_cols` cells, counted from the scene's corner; a tile's centres
-    share one window of pixels and one call. A row of tiles is a group. Tiles do not depend on strips, so neither does
-    any answer.
-    """
+    """Strips and batches of a scene; computed before any pixel is read."""
 
     lattice: Lattice
-    tile_rows: int
-    tile_cols: int
-    is_voting: bool  # patches vote on every pixel they cover; otherwise each answers for its own centre alone
+    batch_cell_rows: int
+    batch_cell_cols: int
+    is_voting: bool  # patches vote on every pixel they cover; otherwise only on their centre pixel
     strips: tuple[Strip, ...]
 
     @property
-    def groups(self) -> int:
-        return -(-self.lattice.cell_rows // self.tile_rows)
+    def batch_cols(self) -> int:
+        """Batches in a batch row."""
+        return -(-self.lattice.cell_cols // self.batch_cell_cols)
 
     @property
-    def tiles(self) -> int:
-        """Tiles in a group."""
-        return -(-self.lattice.cell_cols // self.tile_cols)
+    def batch_size(self) -> int:
+        return self.batch_cell_rows * self.batch_cell_cols
 
     @property
-    def patches_per_tile(self) -> int:
-        return self.tile_rows * self.tile_cols
-
-    @property
-    def group_px(self) -> int:
-        return self.tile_rows * self.lattice.stride_px
+    def batch_row_px(self) -> int:
+        return self.batch_cell_rows * self.lattice.stride_px
 
     @property
     def cells(self) -> int:
         return self.lattice.cell_rows * self.lattice.cell_cols
 
-    def cells_before(self, group: int) -> int:
-        """Cells of the lattice that lie above a group."""
-        return min(group * self.tile_rows, self.lattice.cell_rows) * self.lattice.cell_cols
+    def cells_before(self, batch_row: int) -> int:
+        """Cells of the lattice above a batch row."""
+        return min(batch_row * self.batch_cell_rows, self.lattice.cell_rows) * self.lattice.cell_cols
 
-    def tile_cells(self, tile: int) -> slice:
-        """A tile's columns of cells; the last tile of a group may reach over the lattice's edge."""
-        return slice(tile * self.tile_cols, (tile + 1) * self.tile_cols)
+    def batch_cells(self, batch_col: int) -> slice:
+        """A batch's columns of cells; the last batch of a row may extend past the lattice's edge."""
+        return slice(batch_col * self.batch_cell_cols, (batch_col + 1) * self.batch_cell_cols)
 
-    def window_rows(self, group: int) -> tuple[int, int]:
-        """Pixel rows, maybe outside of the scene, that a group's patches cover."""
-        top = group * self.group_px
-        return top - self.lattice.half_px, top + self.group_px + self.lattice.half_px - 1
+    def window_rows(self, batch_row: int) -> tuple[int, int]:
+        """Pixel rows that the patches of a batch row cover; they may lie outside the scene."""
+        top = batch_row * self.batch_row_px
+        return top - self.lattice.half_px, top + self.batch_row_px + self.lattice.half_px - 1
 
-    def window_cols(self, tile: int) -> tuple[int, int]:
-        """Pixel columns, maybe outside of the scene, that a tile's patches cover."""
-        left = tile * self.tile_cols * self.lattice.stride_px
-        right = left + self.tile_cols * self.lattice.stride_px
+    def window_cols(self, batch_col: int) -> tuple[int, int]:
+        """Pixel columns that the patches of a batch column cover; they may lie outside the scene."""
+        left = batch_col * self.batch_cell_cols * self.lattice.stride_px
+        right = left + self.batch_cell_cols * self.lattice.stride_px
         return left - self.lattice.half_px, right + self.lattice.half_px - 1
 
-    def rows_needed(self, strip: Strip, groups: range) -> tuple[int, int]:
-        """Pixel rows that have to be at hand to classify `groups` and map the strip, with one more on either side.
+    def rows_needed(self, strip: Strip, batch_rows: range) -> tuple[int, int]:
+        """Pixel rows needed to classify `batch_rows` and map the strip, plus one row on either side.
 
-        Where the strip has no group of its own, `groups` is empty and starts at the next one, whose rows are kept.
+        If all of a strip's batch rows are classified already, the range is empty; the rows from its start on are kept
+        for the next strip.
         """
-        top = min(strip.top, self.window_rows(groups.start)[0])
-        bottom = max(strip.bottom, self.window_rows(groups[-1])[1]) if groups else strip.bottom
+        top = min(strip.top, self.window_rows(batch_rows.start)[0])
+        bottom = max(strip.bottom, self.window_rows(batch_rows[-1])[1]) if batch_rows else strip.bottom
         return max(0, top - 1), min(self.lattice.rows, bottom + 1)
 
 
 def plan_mapping(lattice: Lattice, *, is_voting: bool, batch: int, strip_px: int) -> Plan:
-    """Cut the scene into strips that can be classified in any order, anywhere."""
-    tile_rows = max(1, int(batch**0.5))
-    tile_cols = max(1, batch // tile_rows)
+    """Divide the scene into strips that can be classified in any order, on any machine."""
+    batch_cell_rows = max(1, int(batch**0.5))
+    batch_cell_cols = max(1, batch // batch_cell_rows)
     reach_px = lattice.half_px if is_voting else 0
-    group_px = tile_rows * lattice.stride_px
+    batch_row_px = batch_cell_rows * lattice.stride_px
 
-    def groups_of(top: int, bottom: int) -> range:
-        # A patch covers its centre's row - half .. + half - 1: rows from top see centres from top - half + 1.
+    def batch_rows_of(top: int, bottom: int) -> range:
+        # A patch covers the rows centre - half .. centre + half - 1, so row `top` is covered from top - half + 1 on.
         first = max(0, top - reach_px + (reach_px > 0))
         last = min(lattice.rows - 1, bottom - 1 + reach_px)
-        return range(first // group_px, last // group_px + 1)
+        return range(first // batch_row_px, last // batch_row_px + 1)
 
     tops = range(0, lattice.rows, strip_px)
     strips = tuple(
-        Strip(index, top, min(top + strip_px, lattice.rows), groups_of(top, min(top + strip_px, lattice.rows)))
+        Strip(index, top, min(top + strip_px, lattice.rows), batch_rows_of(top, min(top + strip_px, lattice.rows)))
         for index, top in enumerate(tops)
     )
-    return Plan(lattice, tile_rows, tile_cols, is_voting, strips)
+    return Plan(lattice, batch_cell_rows, batch_cell_cols, is_voting, strips)

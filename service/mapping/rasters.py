@@ -1,4 +1,4 @@
-"""The map's rasters: strips go into plain GeoTIFFs, which become cloud-optimised ones when the last strip is in."""
+"""The map's rasters: strips are written to plain GeoTIFFs, which become cloud-optimised (COG) at the end."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from rasterio.enums import ColorInterp
 from rasterio.shutil import copy as copy_raster
 from rasterio.windows import Window
 
-from model.bundle import Manifest
-from service.errors import disk_is_full, unwritten
-from service.mapping.scenes import CACHE_BYTES, GDAL_ERRORS, Scene, unplaced_is_fine
-from service.mapping.strips import BYTE_NODATA, BYTE_STEPS, ProbabilityType, StoredStrip, class_type
+from hyperscene.errors import disk_full_error, write_error
+from hyperscene.model.bundle import Manifest
+from hyperscene.service.mapping.gdal import CACHE_BYTES, GDAL_ERRORS, ignore_missing_georeference
+from hyperscene.service.mapping.scenes import Scene
+from hyperscene.service.mapping.strips import BYTE_NODATA, BYTE_STEPS, ProbabilityType, StoredStrip, class_type
 
 RASTERS = ("classes.tif", "probabilities.tif", "confidence.tif")
 GDAL_ENV = {"GDAL_PAM_ENABLED": "NO", "GDAL_CACHEMAX": CACHE_BYTES}
 
 
 class MapWriter:
-    """Three rasters of the scene's size and place, written strip by strip into a folder."""
+    """Writes the three rasters strip by strip; size and georeference are those of the scene."""
 
     def __init__(self, folder: Path, scene: Scene, manifest: Manifest, probability_type: ProbabilityType) -> None:
         self._folder = folder
         self._scene = scene
         self._manifest = manifest
         self._type = probability_type
-        self._open_things = ExitStack()
+        self._stack = ExitStack()
         self._files: dict[str, Any] = {}
 
     def __enter__(self) -> MapWriter:
-        with self._open_things as things:  # closed at once where something goes wrong before the end
-            things.enter_context(rasterio.Env(**GDAL_ENV))
+        with self._stack as stack:  # closes the files if an error is raised here
+            stack.enter_context(rasterio.Env(**GDAL_ENV))
             self._create()
             self._describe()
-            self._open_things = things.pop_all()
+            self._stack = stack.pop_all()
         return self
 
     def _create(self) -> None:
@@ -51,13 +52,13 @@ class MapWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open_things.close()
+        self._stack.close()
         if error is None:
             for file in self._files.values():
-                require_whole(file)
+                require_complete(file)
 
     def write(self, strip: StoredStrip) -> None:
-        """Put a strip in its place."""
+        """Write a strip."""
         rows, cols = strip.classes.shape
         window = Window(0, strip.top, cols, rows)
         try:
@@ -65,14 +66,14 @@ class MapWriter:
             self._files["probabilities.tif"].write(np.moveaxis(strip.probabilities, -1, 0), window=window)
             self._files["confidence.tif"].write(strip.confidence, 1, window=window)
         except GDAL_ERRORS as error:
-            raise unwritten(error) from error
+            raise write_error(error) from error
 
     def _open(self, name: str, bands: int, dtype: str, nodata: float) -> None:
         file = create_plain(plain_name(self._folder, name), self._scene, bands, dtype, nodata)
-        self._files[name] = self._open_things.enter_context(file)
+        self._files[name] = self._stack.enter_context(file)
 
     def _describe(self) -> None:
-        """Names, colours and scales, while the headers can still take them."""
+        """Set names, colours and scales before the first strip, while headers can grow."""
         manifest = self._manifest
         classes, probabilities, confidence = (self._files[name] for name in RASTERS)
         colors = {0: (0, 0, 0, 0)}
@@ -90,45 +91,45 @@ class MapWriter:
 
 
 def plain_name(folder: Path, name: str) -> Path:
-    """Where a raster lies before it is cloud-optimised."""
+    """The path of a raster before it is cloud-optimised."""
     return folder / f"plain_{name}"
 
 
 def create_plain(
     path: Path, scene: Scene, bands: int, dtype: str, nodata: float, photometric: str = "minisblack"
 ) -> Any:
-    """A new raster of the scene's size and place, open to be written."""
-    place: dict[str, Any] = {"crs": scene.crs, "transform": scene.transform}
+    """A new raster with the scene's size and georeference, open for writing."""
+    georeference: dict[str, Any] = {"crs": scene.crs, "transform": scene.transform}
     if scene.gcps:
-        place = {"crs": scene.crs or CRS(), "gcps": list(scene.gcps)}
-    # Plain strips, since they are written once and read once; blocks and compression come with the copy.
-    with unplaced_is_fine():
+        georeference = {"crs": scene.crs or CRS(), "gcps": list(scene.gcps)}
+    # Without tiles and compression, because it is written once and read once; the COG has both.
+    with ignore_missing_georeference():
         return rasterio.open(
             path, "w", driver="GTiff", height=scene.rows, width=scene.cols, count=bands, dtype=dtype, nodata=nodata,
-            interleave="pixel", bigtiff="if_safer", photometric=photometric, **place,
+            interleave="pixel", bigtiff="if_safer", photometric=photometric, **georeference,
         )  # fmt: skip
 
 
-def require_whole(file: Any) -> None:
-    """rasterio closes a file on a full disk without a word."""
+def require_complete(file: Any) -> None:
+    """Refuse a truncated file: rasterio closes files on a full disk without an error."""
     least = file.count * file.height * file.width * np.dtype(file.dtypes[0]).itemsize
     if Path(file.name).stat().st_size < least:
-        raise disk_is_full()
+        raise disk_full_error()
 
 
 def optimise(folder: Path, name: str, threads: int) -> None:
-    """Turn a plain raster into a COG beside it, and drop the plain one."""
+    """Turn a plain raster into a COG and delete the plain one."""
     plain = plain_name(folder, name)
-    # Classes have no average: an overview shows the class most of its pixels have.
+    # Classes have no average: an overview shows the most frequent class.
     resampling = "MODE" if name == "classes.tif" else "AVERAGE"
     try:
-        with rasterio.Env(**GDAL_ENV), unplaced_is_fine():
+        with rasterio.Env(**GDAL_ENV), ignore_missing_georeference():
             copy_raster(
                 plain, folder / name, driver="COG", compress="DEFLATE", blocksize=256, bigtiff="IF_SAFER",
                 overview_resampling=resampling, num_threads=threads, strict=True,
             )  # fmt: skip
     except GDAL_ERRORS as error:
-        raise unwritten(error) from error
+        raise write_error(error) from error
     plain.unlink()
 
 

@@ -1,4 +1,4 @@
-"""Strips of the finished map: as they are blended, as they are stored, and as files that a later run goes on from."""
+"""Strips of the finished map: after blending, as stored in the rasters, and as checkpoint files."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from numpy.typing import NDArray
 ProbabilityType = Literal["uint8", "float32"]
 PROBABILITY_TYPES: tuple[ProbabilityType, ...] = get_args(ProbabilityType)
 
-# A byte holds probabilities in steps of 1/254; 255 is left for pixels without data.
+# Bytes hold probabilities in steps of 1/254; 255 is no data.
 BYTE_STEPS = 254
 BYTE_NODATA = 255
 
 
 @dataclass(frozen=True)
 class MappedStrip:
-    """Rows of the finished map: probabilities (rows, cols, classes), and which pixels (rows, cols) hold data."""
+    """Rows of the finished map: probabilities (rows, cols, classes) and valid pixels (rows, cols)."""
 
     top: int
     probabilities: NDArray[np.float32]
     valid: NDArray[np.bool_]
-    patches: int = 0  # of the groups that begin in these rows
-    absurd_pixels: int = 0  # whose values no sensor measures
+    patches: int = 0  # in the batch rows that start in this strip
+    absurd_pixels: int = 0  # valid values that no sensor measures
 
     @property
     def classes(self) -> NDArray[np.uint16]:
-        """1..K, or 0 where there is no data."""
+        """1..K, or 0 for no data."""
         found = self.probabilities.argmax(axis=-1).astype(np.uint16) + np.uint16(1)
         return np.where(self.valid, found, np.uint16(0))
 
@@ -44,7 +44,7 @@ class MappedStrip:
         return largest
 
     def stored(self, kind: ProbabilityType) -> StoredStrip:
-        """The strip as the rasters hold it."""
+        """The strip in the sample types of the rasters."""
         return StoredStrip(
             top=self.top,
             classes=self.classes.astype(class_type(self.probabilities.shape[-1])),
@@ -58,7 +58,7 @@ class MappedStrip:
 
 @dataclass(frozen=True)
 class StoredStrip:
-    """A strip as the rasters hold it, and what the summary needs of it."""
+    """A strip in the sample types of the rasters, with counts for the summary."""
 
     top: int
     classes: NDArray[Any]  # (rows, cols)
@@ -70,7 +70,7 @@ class StoredStrip:
 
 
 def class_type(classes: int) -> str:
-    """The smallest samples that hold 0..classes."""
+    """The smallest sample type for 0..classes."""
     return "uint8" if classes < 256 else "uint16"
 
 
@@ -82,55 +82,55 @@ def _encoded(share: NDArray[np.float32], valid: NDArray[np.bool_], kind: Probabi
 
 
 class Checkpoint:
-    """A folder of finished strips, a file each, and of the network's answers that no finished strip has used up yet.
+    """A folder of finished strips and of predictions that unfinished strips need, a file for each strip and batch.
 
-    Strips are renamed into place. Answers are many and small: each is written at once, with a checksum in front.
+    Strips are renamed into place. Predictions are many and small: each is written in place, after its checksum.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._answers: dict[int, set[int]] = {}  # tiles by group
+        self._saved: dict[int, set[int]] = {}  # batch columns by batch row
         for path in folder.glob("*.answer"):
-            group, tile = path.stem.split("-")
-            self._answers.setdefault(int(group), set()).add(int(tile))
+            batch_row, batch_col = map(int, path.stem.split("-"))
+            self._saved.setdefault(batch_row, set()).add(batch_col)
 
-    def load_answer(self, group: int, tile: int, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
-        """What the network said about a tile; None where it was not asked, or the file did not survive whole."""
-        if tile not in self._answers.get(group, ()):
+    def load_prediction(self, batch_row: int, batch_col: int, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+        """A batch's predictions; None if there are none, or the file is damaged."""
+        if batch_col not in self._saved.get(batch_row, ()):
             return None
         try:
-            content = self._answer_path(group, tile).read_bytes()
-        except FileNotFoundError:  # another worker, who has the job now, is further
+            content = self._prediction_path(batch_row, batch_col).read_bytes()
+        except FileNotFoundError:  # another worker has taken over the job and deleted it
             return None
         checksum, values = content[:4], content[4:]
         if len(values) != 4 * math.prod(shape) or zlib.crc32(values) != int.from_bytes(checksum, "little"):
             return None
         return np.frombuffer(values, np.float32).reshape(shape)
 
-    def save_answer(self, group: int, tile: int, answer: NDArray[np.float32]) -> None:
-        """Keep what the network said about a tile."""
-        values = answer.tobytes()
+    def save_prediction(self, batch_row: int, batch_col: int, prediction: NDArray[np.float32]) -> None:
+        """Save a batch's predictions."""
+        values = prediction.tobytes()
         checksum = zlib.crc32(values).to_bytes(4, "little")
-        self._answers.setdefault(group, set()).add(tile)
-        self._answer_path(group, tile).write_bytes(checksum + values)
+        self._saved.setdefault(batch_row, set()).add(batch_col)
+        self._prediction_path(batch_row, batch_col).write_bytes(checksum + values)
 
-    def drop_answers(self, before_group: int) -> None:
-        """Forget answers that only finished strips needed."""
-        for group in [group for group in self._answers if group < before_group]:
-            for tile in self._answers.pop(group):
-                self._answer_path(group, tile).unlink(missing_ok=True)
+    def drop_predictions(self, before: int) -> None:
+        """Delete the predictions of batch rows before this one."""
+        for batch_row in [batch_row for batch_row in self._saved if batch_row < before]:
+            for batch_col in self._saved.pop(batch_row):
+                self._prediction_path(batch_row, batch_col).unlink(missing_ok=True)
 
-    def _answer_path(self, group: int, tile: int) -> Path:
-        return self.folder / f"{group}-{tile}.answer"
+    def _prediction_path(self, batch_row: int, batch_col: int) -> Path:
+        return self.folder / f"{batch_row}-{batch_col}.answer"
 
     def holds(self, index: int) -> bool:
-        """Whether there is a file for this strip."""
+        """Whether there is a file of this strip."""
         return self._path(index).is_file()
 
     def load(self, index: int) -> StoredStrip | None:
-        """A finished strip; None where its file did not survive a power cut whole."""
+        """A finished strip; None if its file is missing or damaged, for instance after a power cut."""
         try:
-            # A zip file: every array has its checksum.
+            # A zip file, with a checksum for each array.
             with self._path(index).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 numbers = {name: arrays[name].item() for name in ("top", "confidence_sum", "patches", "absurd_pixels")}
                 rasters = {name: arrays[name] for name in ("classes", "probabilities", "confidence")}
@@ -140,7 +140,7 @@ class Checkpoint:
             return None
 
     def save(self, index: int, strip: StoredStrip) -> None:
-        """Keep a finished strip."""
+        """Save a finished strip."""
         unfinished = self.folder / f".{index:06d}.{os.getpid()}"
         with unfinished.open("wb") as file:
             arrays: dict[str, Any] = {name: np.asarray(value) for name, value in asdict(strip).items()}

@@ -1,4 +1,4 @@
-"""How long a TIFF should be: GDAL opens files that lost their tail, and some of them without a word."""
+"""The expected length of a TIFF: GDAL opens truncated files, some of them without an error."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 # Bytes of a value by the tag's type, 1 to 18; the last three are BigTIFF's.
 TYPE_BYTES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)
 TYPE_CODES = {1: "u1", 2: "u1", 3: "u2", 4: "u4", 16: "u8"}
-# Offsets of strips and tiles, and the tags with their lengths.
+# Tags with the offsets of strips and tiles, and those with their lengths.
 BLOCKS = {273: 279, 324: 325}
 
 
-class _Beyond(Exception):
-    """A directory, or a list that it names, ends at this byte, outside of the file."""
+class _OutsideFile(Exception):
+    """A directory, or an array it refers to, ends at this byte, outside the file."""
 
     def __init__(self, end: int) -> None:
         self.end = end
@@ -27,31 +27,31 @@ class _Beyond(Exception):
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where a classic TIFF and a BigTIFF differ."""
+    """The differences between classic TIFF and BigTIFF."""
 
     order: str
     counts: str  # of a directory's entries
     offsets: str
-    first: int  # where the offset of the first directory stands
+    first: int  # position of the offset of the first directory
 
     @property
     def entry(self) -> np.dtype[np.void]:
-        """An entry of a directory: its value stands in the last word, or that says where."""
+        """An entry of a directory; its last word holds the value or its offset."""
         parts = [("tag", self.order + "u2"), ("kind", self.order + "u2"), ("values", self.offsets)]
         return np.dtype([*parts, ("word", self.offsets)])
 
-    def word_of_entry(self, start: int, place: int) -> int:
-        """Where the value of a directory's entry stands, if it is short enough to stand there."""
-        return start + place * self.entry.itemsize + self.entry.fields["word"][1]  # type: ignore[index]
+    def word_of_entry(self, start: int, index: int) -> int:
+        """The position of an entry's last word."""
+        return start + index * self.entry.itemsize + self.entry.fields["word"][1]  # type: ignore[index]
 
 
 def declared_size(path: Path) -> tuple[int, int, int]:
-    """Rows, columns and bands that the first directory speaks of; 0 where it is silent."""
+    """Rows, columns and bands of the first directory; 0 if missing."""
     return _first(path, 257, 0), _first(path, 256, 0), _first(path, 277, 1)
 
 
 def packed_strip_bytes(path: Path) -> int:
-    """How long a strip is when unpacked; 0 where nothing is packed in strips."""
+    """Bytes of an unpacked strip; 0 for uncompressed or tiled files."""
     if _first(path, 259, 1) == 1 or _first(path, 322, 0):
         return 0
     rows, cols, bands = declared_size(path)
@@ -60,7 +60,7 @@ def packed_strip_bytes(path: Path) -> int:
 
 
 def reference_text(path: Path) -> bytes:
-    """The text from which GDAL may make a coordinate reference system (GeoAsciiParams)."""
+    """The text of the coordinate reference system (GeoAsciiParams)."""
     return b"".join(values.tobytes() for values in _values(path, 34737))
 
 
@@ -69,34 +69,34 @@ def _first(path: Path, tag: int, default: int) -> int:
 
 
 def _values(path: Path, wanted: int) -> list[NDArray[Any]]:
-    """What the first directory has for a tag; what lies outside of the file is left out: `expected_bytes` tells."""
+    """The first directory's values of a tag, without those outside the file, which `expected_bytes` reports."""
     found = []
-    with path.open("rb") as file, suppress(_Beyond):
+    with path.open("rb") as file, suppress(_OutsideFile):
         layout = _layout(file.read(4))
         size = os.fstat(file.fileno()).st_size
         entries, start, _ = _entries(file, _number(file, layout.first, layout.offsets, size), layout, size)
-        for place, (tag, kind, values, word) in enumerate(entries):
+        for index, (tag, kind, values, word) in enumerate(entries):
             if tag == wanted and kind in TYPE_CODES:
-                is_here = values * TYPE_BYTES[kind] <= np.dtype(layout.offsets).itemsize
-                where = layout.word_of_entry(start, place) if is_here else word
+                is_inline = values * TYPE_BYTES[kind] <= np.dtype(layout.offsets).itemsize
+                where = layout.word_of_entry(start, index) if is_inline else word
                 found.append(_numbers(file, where, layout.order + TYPE_CODES[kind], values, size))
     return found
 
 
 def expected_bytes(path: Path) -> int:
-    """The size that the file's directories speak of: none of what they name lies further back."""
+    """The smallest size that holds everything the file's directories refer to."""
     with path.open("rb") as file:
         layout = _layout(file.read(4))
         size = os.fstat(file.fileno()).st_size
         furthest, seen = 0, set[int]()
         try:
             directory = _number(file, layout.first, layout.offsets, size)
-            while directory and directory not in seen:  # a damaged chain may go round in a circle
+            while directory and directory not in seen:  # a damaged chain may be circular
                 seen.add(directory)
                 end, directory = _directory(file, directory, layout, size)
                 furthest = max(furthest, end)
-        except _Beyond as beyond:
-            furthest = max(furthest, beyond.end)
+        except _OutsideFile as outside:
+            furthest = max(furthest, outside.end)
     return furthest
 
 
@@ -107,14 +107,14 @@ def _layout(start: bytes) -> _Layout:
     return _Layout(order, order + "u2", order + "u4", 4)
 
 
-def _directory(file: BinaryIO, place: int, layout: _Layout, size: int) -> tuple[int, int]:
-    """How far what one directory names reaches, and where the next one stands."""
-    entries, start, after = _entries(file, place, layout, size)
+def _directory(file: BinaryIO, offset: int, layout: _Layout, size: int) -> tuple[int, int]:
+    """The last byte that a directory refers to, and the offset of the next directory."""
+    entries, start, after = _entries(file, offset, layout, size)
     furthest = after + np.dtype(layout.offsets).itemsize
     blocks: dict[int, NDArray[np.uint64]] = {}
-    for place_of_entry, (tag, kind, values, word) in enumerate(entries):
+    for index, (tag, kind, values, word) in enumerate(entries):
         value_bytes = values * (TYPE_BYTES[kind] if kind < len(TYPE_BYTES) else 0)
-        where = layout.word_of_entry(start, place_of_entry)
+        where = layout.word_of_entry(start, index)
         if value_bytes > np.dtype(layout.offsets).itemsize:
             where = word
             furthest = max(furthest, where + value_bytes)
@@ -127,22 +127,22 @@ def _directory(file: BinaryIO, place: int, layout: _Layout, size: int) -> tuple[
 
 
 def _entries(
-    file: BinaryIO, place: int, layout: _Layout, size: int
+    file: BinaryIO, offset: int, layout: _Layout, size: int
 ) -> tuple[list[tuple[int, int, int, int]], int, int]:
-    """A directory's entries (tag, kind, values, word), where they start, and where they end."""
-    start = place + np.dtype(layout.counts).itemsize
-    count = _number(file, place, layout.counts, size)
+    """A directory's entries (tag, kind, values, word), and where they start and end."""
+    start = offset + np.dtype(layout.counts).itemsize
+    count = _number(file, offset, layout.counts, size)
     entries = _numbers(file, start, layout.entry, count, size)
     return entries.tolist(), start, start + count * layout.entry.itemsize
 
 
-def _number(file: BinaryIO, place: int, kind: str, size: int) -> int:
-    return int(_numbers(file, place, kind, 1, size)[0])
+def _number(file: BinaryIO, offset: int, kind: str, size: int) -> int:
+    return int(_numbers(file, offset, kind, 1, size)[0])
 
 
-def _numbers(file: BinaryIO, place: int, kind: str | np.dtype[np.void], count: int, size: int) -> NDArray[Any]:
+def _numbers(file: BinaryIO, offset: int, kind: str | np.dtype[np.void], count: int, size: int) -> NDArray[Any]:
     length = count * np.dtype(kind).itemsize
-    if place + length > size:
-        raise _Beyond(place + length)
-    file.seek(place)
+    if offset + length > size:
+        raise _OutsideFile(offset + length)
+    file.seek(offset)
     return np.frombuffer(file.read(length), kind)

@@ -1,4 +1,4 @@
-"""What goes with the rasters: counts and areas, the summary, a QGIS style, a preview, a STAC Item."""
+"""The files beside the rasters: summary with counts and areas, QGIS style, preview and STAC Item."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 from rasterio.enums import Resampling
 from rasterio.warp import transform as transform_points
 
-from model.bundle import Bundle, Manifest
-from service.errors import unwritten
-from service.mapping.classify import Crew
-from service.mapping.engines import Engine
-from service.mapping.footprints import find_footprint
-from service.mapping.grids import is_near
-from service.mapping.rasters import GDAL_ENV
-from service.mapping.scenes import GDAL_ERRORS, Scene, unplaced_is_fine
-from service.mapping.strips import StoredStrip
+from hyperscene.errors import write_error
+from hyperscene.model.bundle import Bundle, Manifest
+from hyperscene.service.mapping.classify import RemoteEngine
+from hyperscene.service.mapping.engines import Engine
+from hyperscene.service.mapping.footprints import find_footprint
+from hyperscene.service.mapping.gdal import GDAL_ERRORS, ignore_missing_georeference
+from hyperscene.service.mapping.grids import is_on_earth
+from hyperscene.service.mapping.rasters import GDAL_ENV
+from hyperscene.service.mapping.scenes import Scene
+from hyperscene.service.mapping.strips import StoredStrip
 
 log = logging.getLogger("hyperscene.mapping")
 
@@ -53,8 +54,8 @@ class Tally:
     def add(self, strip: StoredStrip) -> None:
         """Count a strip."""
         classes = strip.classes.astype(np.int64)
-        places = classes + self._values * np.arange(len(classes))[:, None]
-        counts = np.bincount(places.ravel(), minlength=self._values * len(classes)).reshape(len(classes), -1)
+        bins = classes + self._values * np.arange(len(classes))[:, None]
+        counts = np.bincount(bins.ravel(), minlength=self._values * len(classes)).reshape(len(classes), -1)
         self.pixels += counts.sum(axis=0)
         area = pixel_hectares(self._scene, strip.top, strip.top + len(classes))
         self.hectares = None if area is None or self.hectares is None else self.hectares + area @ counts
@@ -71,34 +72,33 @@ class Tally:
         return self._confidence / self.valid_pixels if self.valid_pixels else None
 
     def warnings(self) -> list[str]:
-        """What a person should hear about the counts."""
-        told = []
+        """Warnings about the counts."""
+        found = []
         if self._absurd_pixels:
-            told.append(
-                f"{self._absurd_pixels} pixels hold values that no sensor measures and were taken for missing data: "
+            found.append(
+                f"{self._absurd_pixels} pixels hold values that no sensor measures and were treated as missing data: "
                 "declare them as the file's no-data value"
             )
         if not self.valid_pixels:
-            told.append("the scene holds no valid pixel: the whole map is class 0")
-        return told
+            found.append("the scene holds no valid pixel: the whole map is class 0")
+        return found
 
 
 def pixel_hectares(scene: Scene, top: int, bottom: int) -> NDArray[np.float64] | None:
-    """The area of a pixel in each of the rows top..bottom; None where the scene does not say."""
+    """The area of a pixel in each of the rows top..bottom; None if it is unknown."""
     if scene.crs is None or scene.gcps or not scene.is_georeferenced:
         return None
     square_units = abs(scene.transform.determinant)
-    # Of the middle column: rows of a scene hardly change their latitude.
-    places = [scene.transform @ (scene.cols / 2, row + 0.5) for row in range(top, bottom)]
-    if not is_near(places):
+    # In the middle column: the latitude hardly changes along a row.
+    points = [scene.transform @ (scene.cols / 2, row + 0.5) for row in range(top, bottom)]
+    if not is_on_earth(points):
         return None
     if scene.crs.is_projected:
         metres = float(scene.crs.linear_units_factor[1])
         area = np.full(bottom - top, square_units * metres**2 / 10_000)
-        # Mercator's metres are those of the equator; other projections in use for images are true to a few parts in
-        # a thousand.
-        return area * _mercator_shrinkage(scene, places) if scene.crs.to_dict().get("proj") == "merc" else area
-    latitude = np.radians([place[1] for place in places])
+        # Mercator is true to scale at the equator only; other projections of images are true to a few parts in 1000.
+        return area * _mercator_shrinkage(scene, points) if scene.crs.to_dict().get("proj") == "merc" else area
+    latitude = np.radians([y for _, y in points])
     if not scene.crs.is_geographic or np.abs(latitude).max() > math.pi / 2:
         return None
     degree = math.radians(1)
@@ -108,8 +108,8 @@ def pixel_hectares(scene: Scene, top: int, bottom: int) -> NDArray[np.float64] |
     return hectares
 
 
-def _mercator_shrinkage(scene: Scene, places: list[tuple[float, float]]) -> NDArray[np.float64]:
-    _, latitudes = transform_points(scene.crs, "EPSG:4326", *zip(*places, strict=True))
+def _mercator_shrinkage(scene: Scene, points: list[tuple[float, float]]) -> NDArray[np.float64]:
+    _, latitudes = transform_points(scene.crs, "EPSG:4326", *zip(*points, strict=True))
     shrinkage: NDArray[np.float64] = np.cos(np.radians(latitudes)) ** 2
     return shrinkage
 
@@ -123,9 +123,14 @@ def legend(manifest: Manifest) -> list[tuple[int, str, str]]:
 
 
 def make_summary(
-    scene: Scene, bundle: Bundle, engine: Engine | Crew, tally: Tally, warnings: list[str], settings: dict[str, Any]
+    scene: Scene,
+    bundle: Bundle,
+    engine: Engine | RemoteEngine,
+    tally: Tally,
+    warnings: list[str],
+    settings: dict[str, Any],
 ) -> dict[str, Any]:
-    """What was mapped, with what, and what came out."""
+    """The summary: scene, counts, settings, bundle and engine."""
     manifest = bundle.manifest
     total = max(tally.valid_pixels, 1)
     classes = [
@@ -158,20 +163,20 @@ def make_summary(
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
-    """A document as people and programs like it."""
+    """Write a document as indented JSON."""
     _write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _write_text(path: Path, text: str) -> None:
     try:
-        # A file's name may hold bytes that are no letters; JSON and XML may not.
+        # A file name may hold bytes that are not valid text; JSON and XML may not.
         path.write_bytes(text.encode("utf-8", errors="replace"))
     except OSError as error:
-        raise unwritten(error) from error
+        raise write_error(error) from error
 
 
 def write_style(path: Path, manifest: Manifest) -> None:
-    """A QGIS style: QGIS takes it up by itself, since it lies beside classes.tif under the same name."""
+    """A QGIS style; QGIS loads it automatically, because it has the name of classes.tif."""
     entries = "\n".join(
         f'        <paletteEntry value="{value}" color="{color}" alpha="255" label={quoteattr(_printable(name))}/>'
         for value, name, color in legend(manifest)
@@ -195,15 +200,15 @@ def write_style(path: Path, manifest: Manifest) -> None:
 
 
 def write_preview(path: Path, classes: Path) -> None:
-    """The class map in its colours, at most PREVIEW_PX on its longer side; clear where there is no data."""
+    """The class map in its colours, at most PREVIEW_PX on its longer side; transparent without data."""
     try:
         _write_picture(path, classes)
     except GDAL_ERRORS as error:
-        raise unwritten(error) from error
+        raise write_error(error) from error
 
 
 def _write_picture(path: Path, classes: Path) -> None:
-    with rasterio.Env(**GDAL_ENV), unplaced_is_fine():
+    with rasterio.Env(**GDAL_ENV), ignore_missing_georeference():
         with rasterio.open(classes, driver="GTiff") as raster:
             shrink = max(1.0, max(raster.shape) / PREVIEW_PX)
             shape = tuple(max(1, round(size / shrink)) for size in raster.shape)
@@ -216,8 +221,8 @@ def _write_picture(path: Path, classes: Path) -> None:
 
 
 def make_item(scene: Scene, bundle: Bundle, name: str) -> dict[str, Any]:
-    """The result as a STAC Item; its geometry is null where the scene has no place on Earth."""
-    footprint = _or_nothing(find_footprint, scene)
+    """The result as a STAC Item; its geometry is null without a position on Earth."""
+    footprint = _or_none(find_footprint, scene)
     now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     properties: dict[str, Any] = {
         "datetime": now,
@@ -226,7 +231,7 @@ def make_item(scene: Scene, bundle: Bundle, name: str) -> dict[str, Any]:
         "proj:shape": [scene.rows, scene.cols],
         "hyperscene:bundle_sha256": bundle.sha256,
     }
-    properties |= _or_nothing(_projection, scene) or {}
+    properties |= _or_none(_projection, scene) or {}
     item: dict[str, Any] = {
         "type": "Feature",
         "stac_version": "1.1.0",
@@ -245,12 +250,12 @@ def make_item(scene: Scene, bundle: Bundle, name: str) -> dict[str, Any]:
     return item
 
 
-def _or_nothing(work: Callable[[Scene], Found], scene: Scene) -> Found | None:
-    """What is found of a scene's place: a georeference of any kind may not cost the map."""
+def _or_none(work: Callable[[Scene], Found], scene: Scene) -> Found | None:
+    """None after an error: a strange georeference must not fail the map."""
     try:
         return work(scene)
     except Exception:
-        log.warning("the scene's place is left out of its STAC Item", exc_info=True)
+        log.warning("the STAC Item has no position: the scene's georeference cannot be used", exc_info=True)
         return None
 
 
@@ -258,7 +263,7 @@ def _projection(scene: Scene) -> dict[str, Any]:
     if scene.crs is None:
         return {}
     found: dict[str, Any] = {}
-    if not scene.gcps and is_near(list(scene.transform)[:6]):  # JSON knows finite numbers alone
+    if not scene.gcps and is_on_earth(list(scene.transform)[:6]):  # JSON has finite numbers only
         found["proj:transform"] = list(scene.transform)[:6]
     epsg = scene.crs.to_epsg()
     if epsg is None:
@@ -272,13 +277,13 @@ def _slug(name: str) -> str:
 
 def _printable(name: str) -> str:
     """Without the control characters that XML cannot hold."""
-    return "".join(letter if letter.isprintable() else " " for letter in name)
+    return "".join(character if character.isprintable() else " " for character in name)
 
 
 def _assets(manifest: Manifest) -> dict[str, Any]:
     cog = "image/tiff; application=geotiff; profile=cloud-optimized"
     classes = [
-        # The extension's names are for programs; people read the title.
+        # `name` is an identifier in this extension; `title` is for display.
         {"value": value, "name": f"{value}_{_slug(name)}", "title": name, "color_hint": color[1:].upper()}
         for value, name, color in legend(manifest)
     ]

@@ -1,4 +1,4 @@
-"""A scene as a bundle sees it: the bundle's bands in the bundle's order, and something sane where data is missing."""
+"""A scene in the bands of a bundle, with missing data filled."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 from rasterio.windows import Window
 
-from model.bundle import Manifest
-from model.spectra import BandMatch, BandMismatch, Wavelengths, match_bands
-from service.errors import BandsMissing
-from service.mapping.scenes import Scene, ScenePixels, open_pixels
+from hyperscene.errors import BandsMissing
+from hyperscene.model.bundle import Manifest
+from hyperscene.model.spectra import BandMatch, BandMismatch, Wavelengths, match_bands
+from hyperscene.service.mapping.scenes import Scene, SceneReader, open_pixels
 
-# Where values lie is judged on so many rows of the scene, spread over its height.
+# The range of values is estimated from so many rows, spread over the scene, and columns.
 SAMPLED_ROWS, SAMPLED_COLS = 24, 256
 # Above this a value is an undeclared no-data value, such as -3.4e38, or damage.
 LARGEST_VALUE = 1e30
-# A dark scene is no wrong unit: water reflects a fiftieth of what a bright roof does, and clouds five times a field.
+# Wide enough for dark and bright scenes: water reflects 1/50 of a bright roof, and clouds 5 times a field.
 FAR_ABOVE, FAR_BELOW = 5.0, 1 / 50
 
 
 @dataclass(frozen=True)
-class Pixels:
-    """Whole rows of a scene, from row `top`: values (rows, cols, bands), finite, and which are valid (rows, cols)."""
+class PixelRows:
+    """Whole rows of a scene, from row `top`: finite values (rows, cols, bands) and valid pixels (rows, cols)."""
 
     top: int
     cube: NDArray[np.float32]
@@ -36,44 +36,44 @@ class Pixels:
     def bottom(self) -> int:
         return self.top + len(self.cube)
 
-    def since(self, top: int) -> Pixels:
+    def since(self, top: int) -> PixelRows:
         """The same rows from `top` on."""
-        return Pixels(top, self.cube[top - self.top :], self.valid[top - self.top :])
+        return PixelRows(top, self.cube[top - self.top :], self.valid[top - self.top :])
 
 
 class PixelSource(Protocol):
-    """Where whole rows of pixels come from: a file, or an array."""
+    """A source of whole rows of pixels: a file, or an array."""
 
-    def read(self, top: int, bottom: int) -> Pixels:
+    def read(self, top: int, bottom: int) -> PixelRows:
         """Rows top..bottom."""
 
 
 @dataclass(frozen=True)
-class SceneView:
-    """A scene with the bands that the bundle needs, and how they become the bundle's."""
+class BandView:
+    """The bands of a scene that a bundle needs, and how they are matched."""
 
-    scene: Scene  # narrowed to those bands, on which alone validity is judged
+    scene: Scene  # with those bands only: others do not decide which pixels are valid
     match: BandMatch
-    fill: NDArray[np.float32]  # what invalid pixels hold inside a patch
+    fill: NDArray[np.float32]  # replaces invalid pixels inside a patch
 
     @contextmanager
-    def open(self, sample: Sample | None = None) -> Iterator[ViewedPixels]:
-        """The view's pixels, from one open file; for one thread. What is read may go into a sample."""
+    def open(self, sample: Sample | None = None) -> Iterator[BandViewReader]:
+        """A reader for one thread; what it reads is added to the sample."""
         with open_pixels(self.scene) as pixels:
-            yield ViewedPixels(self, pixels, sample)
+            yield BandViewReader(self, pixels, sample)
 
 
-class ViewedPixels:
-    """An open view; made by `SceneView.open`."""
+class BandViewReader:
+    """Reads rows in the bundle's bands; made by `BandView.open`."""
 
-    def __init__(self, view: SceneView, pixels: ScenePixels, sample: Sample | None = None) -> None:
+    def __init__(self, view: BandView, pixels: SceneReader, sample: Sample | None = None) -> None:
         self._view = view
         self._pixels = pixels
         self._sample = sample
-        # How many pixels of a row hold what no sensor measures: undeclared no-data, most likely.
+        # Pixels by row with values that no sensor measures: most likely undeclared no-data values.
         self.absurd_in_row: dict[int, int] = {}
 
-    def read(self, top: int, bottom: int) -> Pixels:
+    def read(self, top: int, bottom: int) -> PixelRows:
         """Rows top..bottom, in the bundle's bands."""
         cube, valid = self._pixels.read(Window(0, top, self._view.scene.cols, bottom - top))
         if self._view.scene.dtype.startswith("float"):
@@ -81,9 +81,9 @@ class ViewedPixels:
             for row in np.flatnonzero(is_absurd.any(axis=-1)):
                 self.absurd_in_row[top + int(row)] = int(is_absurd[row].sum())
             valid &= ~is_absurd
-        pixels = Pixels(top, fit_bands(cube, valid, self._view.match.weights, self._view.fill), valid)
+        pixels = PixelRows(top, fit_bands(cube, valid, self._view.match.weights, self._view.fill), valid)
         if self._sample is not None:
-            self._sample.see(pixels)
+            self._sample.add(pixels)
         return pixels
 
 
@@ -93,26 +93,26 @@ def fit_bands(
     weights: NDArray[np.float32] | None,
     fill: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """The bundle's bands of a cube that holds the matched bands; invalid pixels hold `fill`."""
+    """Turn a cube of matched bands into the bundle's bands; invalid pixels get `fill`."""
     if weights is not None:
         if not valid.all():
-            cube[~valid] = 0  # NaN would spread over the neighbours' sums, and warn
-        cube = cube @ weights  # a product a row: the same sums whatever the number of rows
+            cube[~valid] = 0  # NaN would warn, and spread in the sums
+        cube = cube @ weights  # one product per row: the sums do not depend on the number of rows
     if not valid.all():
         cube[~valid] = fill
     return cube
 
 
-def view_scene(scene: Scene, manifest: Manifest) -> SceneView:
-    """Match the scene's bands to the bundle's, or refuse."""
+def view_scene(scene: Scene, manifest: Manifest) -> BandView:
+    """Match the scene's bands to the bundle's; raises BandsMissing."""
     match = match_scene(scene, manifest)
-    return SceneView(scene.narrowed(match.bands), match, np.array(manifest.nodata_fill, np.float32))
+    return BandView(scene.narrowed(match.bands), match, np.array(manifest.nodata_fill, np.float32))
 
 
-def whole_view(scene: Scene) -> SceneView:
-    """All of a scene's good bands as they are, for looking at a scene that matches no bundle."""
+def all_bands_view(scene: Scene) -> BandView:
+    """All good bands of a scene, unchanged, for scenes that match no bundle."""
     bands = np.arange(len(scene.bands))
-    return SceneView(scene, BandMatch("same", bands, None), np.zeros(len(bands), np.float32))
+    return BandView(scene, BandMatch("same", bands, None), np.zeros(len(bands), np.float32))
 
 
 def match_scene(scene: Scene, manifest: Manifest) -> BandMatch:
@@ -121,7 +121,7 @@ def match_scene(scene: Scene, manifest: Manifest) -> BandMatch:
 
 
 def match_manifest(wavelengths_nm: Wavelengths | None, bands: int, manifest: Manifest) -> BandMatch:
-    """How so many bands at these wavelengths become the bundle's."""
+    """How bands at these wavelengths become the bundle's."""
     bundle_nm, bundle_fwhm_nm = (
         None if numbers is None else np.array(numbers) for numbers in (manifest.wavelengths_nm, manifest.fwhm_nm)
     )
@@ -135,35 +135,35 @@ class Sample:
     """Spectra of valid pixels from a few rows spread over a scene, taken as the rows are read."""
 
     def __init__(self, rows: int) -> None:
-        self._wanted = {int(row) for row in np.linspace(0, rows - 1, SAMPLED_ROWS).round()}
+        self._rows = {int(row) for row in np.linspace(0, rows - 1, SAMPLED_ROWS).round()}
         self._spectra: dict[int, NDArray[np.float32]] = {}  # by row
         self._shares: dict[int, float] = {}
 
-    def see(self, pixels: Pixels) -> None:
-        """Keep what is wanted of these rows."""
-        for row in self._wanted.intersection(range(pixels.top, pixels.bottom)) - self._spectra.keys():
+    def add(self, pixels: PixelRows) -> None:
+        """Keep pixels of the rows that belong to the sample."""
+        for row in self._rows.intersection(range(pixels.top, pixels.bottom)) - self._spectra.keys():
             cube, valid = pixels.cube[row - pixels.top], pixels.valid[row - pixels.top]
             step = -(-len(valid) // SAMPLED_COLS)
             self._spectra[row] = cube[::step][valid[::step]]
             self._shares[row] = float(valid.mean())
 
     def complete(self, source: PixelSource) -> None:
-        """Read the rows that nobody has read."""
-        for row in sorted(self._wanted - self._spectra.keys()):
-            self.see(source.read(row, row + 1))
+        """Read the missing rows."""
+        for row in sorted(self._rows - self._spectra.keys()):
+            self.add(source.read(row, row + 1))
 
     @property
     def is_complete(self) -> bool:
-        return self._wanted == self._spectra.keys()
+        return self._rows == self._spectra.keys()
 
     @property
     def spectra(self) -> NDArray[np.float32]:
-        """(n, bands), in the rows' order."""
+        """(n, bands), ordered by row."""
         return np.concatenate([self._spectra[row] for row in sorted(self._spectra)])
 
     @property
     def valid_share(self) -> float:
-        """Of the pixels of those rows."""
+        """The share of valid pixels in those rows."""
         return float(np.mean([self._shares[row] for row in sorted(self._shares)]))
 
 
@@ -175,7 +175,7 @@ def sample_pixels(source: PixelSource, rows: int) -> tuple[NDArray[np.float32], 
 
 
 def unit_warning(spectra: NDArray[np.float32], manifest: Manifest) -> str | None:
-    """What to say where values lie far outside of what the bundle learnt from: most likely another unit."""
+    """A warning if the values lie far outside the bundle's training range: most likely another unit."""
     expected = max(abs(number) for number in manifest.value_range)
     found = float(np.percentile(np.abs(spectra), 99)) if spectra.size else 0.0
     if expected == 0 or found == 0 or FAR_BELOW <= found / expected <= FAR_ABOVE:
@@ -184,6 +184,6 @@ def unit_warning(spectra: NDArray[np.float32], manifest: Manifest) -> str | None
     low, high = manifest.value_range
     remedy = f"divide it by {factor:.0f}" if factor > 1 else f"multiply it by {1 / factor:.0f}"
     return (
-        f"the scene's values reach {found:.4g} and the bundle learnt from {low:.4g} to {high:.4g}: the unit is likely "
-        f"another one; {remedy}, or set the file's scale"
+        f"the scene's values reach {found:.4g}, the bundle was trained on {low:.4g} to {high:.4g}: the unit probably "
+        f"differs; {remedy}, or set the file's scale"
     )

@@ -1,4 +1,4 @@
-"""OpenVINO on the processor: the bundle's graph with two operators written so that they run as fast kernels."""
+"""OpenVINO on the CPU: the bundle's graph with two operators rewritten for faster kernels."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# The normal distribution's share below x is 0.5 + x P(x^2) / Q(x^2), to 1e-8 for |x| up to GELU_END and as a constant
-# beyond. Least squares in float64, reweighted until the largest error stopped to fall; lowest power first.
+# The normal cumulative distribution is 0.5 + x P(x^2) / Q(x^2) to 1e-8 for |x| up to GELU_END, and constant beyond.
+# Fitted by least squares in float64, reweighted until the largest error was minimal; lowest power first.
 GELU_END = 5.6
 GELU_P = (3.989422216481063e-01, 3.4375226114848924e-02, 4.707200787631535e-03, 1.7384106964141808e-04,
           6.356400745889188e-06, 2.2145611227877062e-08)  # fmt: skip
@@ -23,7 +23,7 @@ GELU_Q = (1.0, 2.5283162799260994e-01, 2.8939571103466788e-02, 1.912924283042271
 
 @dataclass
 class OpenVinoEngine:
-    """The graph compiled once for each shape it is asked with, a stream for every caller."""
+    """The graph, compiled once per input shape, with a stream per caller."""
 
     content: bytes
     callers: int
@@ -31,20 +31,20 @@ class OpenVinoEngine:
     device: str = "openvino"
     _compiled: dict[tuple[int, ...], Any] = field(default_factory=dict)
     _compiling: threading.Lock = field(default_factory=threading.Lock)
-    _own: threading.local = field(default_factory=threading.local)
+    _local: threading.local = field(default_factory=threading.local)
 
     @property
     def provider(self) -> str:
         return f"OpenVINO {import_openvino().__version__.split('-')[0]} CPU"
 
     def probabilities(self, cube: NDArray[np.float32], centers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """One call of the graph, on a stream of its own."""
+        """One call of the graph, on the caller's own stream."""
         shape = (*cube.shape, len(centers))
-        requests = self._own.__dict__.setdefault("requests", {})
+        requests = self._local.__dict__.setdefault("requests", {})
         if shape not in requests:
             requests[shape] = self._compile(shape).create_infer_request()
-        answer = requests[shape].infer({"cube": cube, "centers": centers}, share_inputs=True)
-        found: NDArray[np.float32] = answer["probabilities"].copy()  # the request's own memory is used again
+        output = requests[shape].infer({"cube": cube, "centers": centers}, share_inputs=True)
+        found: NDArray[np.float32] = output["probabilities"].copy()  # the request reuses its memory
         return found
 
     def _compile(self, shape: tuple[int, ...]) -> Any:
@@ -53,29 +53,29 @@ class OpenVinoEngine:
             if shape not in self._compiled:
                 core = openvino.Core()
                 graph = core.read_model(self.content)
-                # Constant shapes: attention ran 1.3 times as fast as with dynamic ones (2 cores of an AMD EPYC).
+                # Constant shapes: attention is 1.3 times as fast as with dynamic ones (2 cores of an AMD EPYC).
                 graph.reshape({"cube": list(shape[:3]), "centers": [shape[3], 2]})
-                write_for_speed(graph)
+                rewrite_slow_operators(graph)
                 self._compiled[shape] = core.compile_model(
                     graph,
                     "CPU",
                     {
                         "NUM_STREAMS": self.callers,
                         "INFERENCE_NUM_THREADS": self.callers,
-                        # Pinned threads of two processes meet on the same core: two workers were as fast as one.
+                        # Pinned threads of two processes share a core: two workers would be as fast as one.
                         "ENABLE_CPU_PINNING": False,
-                        "INFERENCE_PRECISION_HINT": "f32",  # bfloat16, its default where there is one, breaks parity
+                        "INFERENCE_PRECISION_HINT": "f32",  # its default, bfloat16 on some CPUs, breaks parity
                     },
                 )
             return self._compiled[shape]
 
 
-def write_for_speed(graph: Any) -> None:
-    """Replace what OpenVINO runs slowly by the same in other words; answers change by 1e-7.
+def rewrite_slow_operators(graph: Any) -> None:
+    """Replace slow operators by equivalent ones; probabilities change by 1e-7.
 
-    x * x becomes a power, since attention is one kernel only where a score has one reader: 333 patches a second instead
-    of 215, with 16 a call on one core of an AMD EPYC. GELU becomes a quotient of polynomials, since its erf is a slow
-    one: 1.06 times as fast, on two cores.
+    x * x becomes a power, because OpenVINO fuses attention into one kernel only if a score has one consumer: 333
+    patches per second instead of 215, in batches of 16 on one core of an AMD EPYC. GELU becomes a quotient of
+    polynomials, because its erf is slow: 1.06 times as fast on two cores.
     """
     openvino = import_openvino()
     for node in graph.get_ordered_ops():
@@ -101,7 +101,7 @@ def _polynomial(ops: Any, x: Any, factors: Sequence[float]) -> Any:
 
 
 def import_openvino() -> Any:
-    """OpenVINO without its telemetry, which writes a client id into the home folder and looks up a host on import."""
+    """OpenVINO without its telemetry, which writes a client id to the home folder and resolves a host on import."""
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     importlib.import_module("openvino.utils")
     return importlib.import_module("openvino")

@@ -1,0 +1,105 @@
+"""Metadata of a scene's bands: which are good, their wavelengths, scales and masks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from rasterio.enums import ColorInterp, MaskFlags
+
+from hyperscene.errors import SceneUnreadable
+from hyperscene.model.spectra import Wavelengths, from_band_names, parse_list, to_nm, unit_in_nm
+from hyperscene.service.mapping.gdal import envi_header
+from hyperscene.service.mapping.scene_files import FORMATS
+
+
+@dataclass(frozen=True)
+class BandMetadata:
+    """The good bands of a file."""
+
+    bands: tuple[int, ...]  # GDAL's band numbers, from 1
+    bad_bands: int
+    wavelengths_nm: Wavelengths | None
+    fwhm_nm: Wavelengths | None
+    scale_factor: float  # divides all values
+    has_mask: bool
+    warnings: tuple[str, ...]
+
+
+def read_band_metadata(name: str, dataset: Any) -> BandMetadata:
+    """Read the metadata of an open file; refuses one without a good band."""
+    header = envi_header(dataset)
+    alphas = _alpha_bands(dataset)
+    candidates = [band for band in dataset.indexes if band not in alphas]
+    if not candidates:
+        raise SceneUnreadable(f"{name} holds a mask and no band: send {FORMATS}")
+    lists = {key: _list_of(dataset, header, key) for key in ("bbl", "wavelength", "fwhm")}
+    bad_flags = lists["bbl"] if len(lists["bbl"]) == dataset.count else [1.0] * dataset.count
+    good = [band for band in candidates if bad_flags[band - 1]]
+    if not good:
+        raise SceneUnreadable(f"the header of {name} marks every band as bad (bbl): correct it")
+    # GDAL drops the unit `Index` from the tags.
+    unit = dataset.tags(good[0]).get("wavelength_units") or header.get("wavelength_units")
+    return BandMetadata(
+        bands=tuple(good),
+        bad_bands=len(candidates) - len(good),
+        wavelengths_nm=_wavelengths(dataset, good, unit),
+        fwhm_nm=_fwhm(dataset, good, unit, lists["fwhm"]),
+        scale_factor=_reflectance_factor(header),
+        has_mask=_has_mask(dataset, alphas),
+        warnings=tuple(
+            f"{key} lists {len(numbers)} values for {dataset.count} bands and was ignored"
+            for key, numbers in lists.items()
+            if numbers and len(numbers) != dataset.count
+        ),
+    )
+
+
+def _alpha_bands(dataset: Any) -> list[int]:
+    """Alpha bands; GDAL also reports the last of four byte bands as alpha, which is wrong if it has a wavelength."""
+    return [
+        band
+        for band, meaning in zip(dataset.indexes, dataset.colorinterp, strict=True)
+        if meaning == ColorInterp.alpha and "wavelength" not in dataset.tags(band)
+    ]
+
+
+def _has_mask(dataset: Any, alphas: list[int]) -> bool:
+    flags = dataset.mask_flag_enums[0]
+    return MaskFlags.per_dataset in flags and (bool(alphas) or MaskFlags.alpha not in flags)
+
+
+def _list_of(dataset: Any, header: dict[str, str], key: str) -> list[float]:
+    return parse_list(header.get(key) or dataset.tags().get(key) or "")
+
+
+def _wavelengths(dataset: Any, good: list[int], unit: str | None) -> Wavelengths | None:
+    """From band tags, which are exact; else from GDAL's IMAGERY domain, rounded to 1 nm; else from band names."""
+    tags = [dataset.tags(band) for band in good]
+    if all(_is_number(tag.get("wavelength")) for tag in tags):
+        return to_nm([float(tag["wavelength"]) for tag in tags], unit)
+    imagery = [dataset.tags(band, ns="IMAGERY") for band in good]
+    if all("CENTRAL_WAVELENGTH_UM" in tag for tag in imagery):
+        return to_nm([float(tag["CENTRAL_WAVELENGTH_UM"]) for tag in imagery], "um")
+    return from_band_names([dataset.descriptions[band - 1] for band in good])
+
+
+def _fwhm(dataset: Any, good: list[int], unit: str | None, listed: list[float]) -> Wavelengths | None:
+    """Band widths (full width at half maximum) from the header's list, else from GDAL's IMAGERY domain."""
+    if len(listed) == dataset.count:
+        guessed = "nm" if max(listed) > 1 else "um"  # no band is 1 um wide, and some are wider than 1 nm
+        return to_nm([listed[band - 1] for band in good], unit if unit_in_nm(unit) else guessed)
+    imagery = [dataset.tags(band, ns="IMAGERY") for band in good]
+    if all("FWHM_UM" in tag for tag in imagery):
+        return to_nm([float(tag["FWHM_UM"]) for tag in imagery], "um")
+    return None
+
+
+def _is_number(text: str | None) -> bool:
+    return bool(text and re.fullmatch(r"\s*(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?\s*", text))
+
+
+def _reflectance_factor(header: dict[str, str]) -> float:
+    text = header.get("reflectance_scale_factor")
+    return float(text) if _is_number(text) and text is not None and float(text) > 0 else 1.0
