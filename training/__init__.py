@@ -1,1 +1,1 @@
-"""From a labelled scene to a bundle."""
+"""Training: from a labelled scene to a bundle."""

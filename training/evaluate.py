@@ -1,4 +1,4 @@
-"""Scores: what a bundle answers for labelled pixels, and how often it is right."""
+"""Accuracy of a bundle on labelled pixels."""
 
 from __future__ import annotations
 
@@ -8,37 +8,38 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.bundle import Bundle, Manifest, run_graph
-from service.errors import LabelsUnusable
-from service.mapping.engines import make_engine
-from service.mapping.pipeline import MapOptions, StripMapper, plan_scene
-from service.mapping.view import Pixels, fit_bands, match_manifest
-from training.datasets import LabelledFiles, LabelledScene, load_labelled_scene
-from training.splits import split_labels
+from hyperscene.errors import LabelsUnusable
+from hyperscene.model.bundle import Bundle, Manifest, run_graph
+from hyperscene.service.mapping.band_view import PixelRows, fit_bands, match_manifest
+from hyperscene.service.mapping.engines import make_engine
+from hyperscene.service.mapping.options import MapOptions
+from hyperscene.service.mapping.strip_mapper import StripMapper, plan_scene
+from hyperscene.training.data.datasets import LabelledFiles, LabelledScene, load_labelled_scene
+from hyperscene.training.data.splits import split_labels
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-# Centres that share one window of the cube; the window's pixels are embedded once for all of them.
-TILE_PX = 32
+# Pixels in one square of this size share a window of the cube; the graph embeds the window once per call.
+SQUARE_PX = 32
 PATCHES_PER_CALL = 16
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Overall and average accuracy, kappa, and each class's share found (recall) and share right (precision)."""
+    """Overall accuracy, average accuracy, kappa, and recall and precision of each class."""
 
     pixels: int
     overall_accuracy: float
     average_accuracy: float
     kappa: float
     class_names: tuple[str, ...]
-    recall: tuple[float | None, ...]  # None: the class has no pixel to judge by
-    precision: tuple[float | None, ...]
+    recall: tuple[float | None, ...]  # None: the class has no test pixel
+    precision: tuple[float | None, ...]  # None: no pixel was classified so
     class_pixels: tuple[int, ...]
 
     def record(self) -> dict[str, Any]:
-        """The scores as they stand in a manifest and in `--json`."""
+        """The scores as stored in a manifest and printed by `--json`."""
         rows = zip(self.class_names, self.class_pixels, self.recall, self.precision, strict=True)
         return {
             "pixels": self.pixels,
@@ -46,27 +47,27 @@ class Scores:
             "aa": round(self.average_accuracy, 6),
             "kappa": round(self.kappa, 6),
             "per_class": [
-                {"name": name, "pixels": pixels, "accuracy": _rounded(found), "precision": _rounded(right)}
-                for name, pixels, found, right in rows
+                {"name": name, "pixels": pixels, "accuracy": _rounded(recall), "precision": _rounded(precision)}
+                for name, pixels, recall, precision in rows
             ],
         }
 
 
-def confusion_of(truth: NDArray[np.integer], found: NDArray[np.integer], class_count: int) -> NDArray[np.int64]:
-    """How often pixels of a class 1..K (rows) were found to be of another (columns)."""
+def confusion_of(truth: NDArray[np.integer], predicted: NDArray[np.integer], class_count: int) -> NDArray[np.int64]:
+    """The confusion matrix of classes 1..K: truth in rows, predictions in columns."""
     confusion = np.zeros((class_count, class_count), np.int64)
-    np.add.at(confusion, (truth.astype(int) - 1, found.astype(int) - 1), 1)
+    np.add.at(confusion, (truth.astype(int) - 1, predicted.astype(int) - 1), 1)
     return confusion
 
 
-def score(truth: NDArray[np.integer], found: NDArray[np.integer], class_names: tuple[str, ...]) -> Scores:
+def score(truth: NDArray[np.integer], predicted: NDArray[np.integer], class_names: tuple[str, ...]) -> Scores:
     """Compare classes 1..K of the same pixels."""
-    confusion = confusion_of(truth, found, len(class_names))
-    total, right = int(confusion.sum()), np.diag(confusion)
+    confusion = confusion_of(truth, predicted, len(class_names))
+    total, correct = int(confusion.sum()), np.diag(confusion)
     of_class, as_class = confusion.sum(axis=1), confusion.sum(axis=0)
-    recall = [float(r / n) if n else None for r, n in zip(right, of_class, strict=True)]
-    precision = [float(r / n) if n else None for r, n in zip(right, as_class, strict=True)]
-    overall = float(right.sum() / total) if total else 0.0
+    recall = [float(c / n) if n else None for c, n in zip(correct, of_class, strict=True)]
+    precision = [float(c / n) if n else None for c, n in zip(correct, as_class, strict=True)]
+    overall = float(correct.sum() / total) if total else 0.0
     by_chance = float((of_class * as_class).sum() / total**2) if total else 0.0
     known = [value for value in recall if value is not None]
     return Scores(
@@ -86,29 +87,29 @@ def classify_pixels(
 ) -> NDArray[np.int64]:
     """Classes 1..K of pixels (n, 2), each from the patch round it."""
     half = patch_px // 2
-    found = np.zeros(len(pixels), np.int64)
-    tiles, tile_of = np.unique(pixels // TILE_PX, axis=0, return_inverse=True)
-    for number, tile in enumerate(tiles):
-        members = np.flatnonzero(tile_of == number)
+    classes = np.zeros(len(pixels), np.int64)
+    squares, square_of = np.unique(pixels // SQUARE_PX, axis=0, return_inverse=True)
+    for number, square in enumerate(squares):
+        members = np.flatnonzero(square_of == number)
         # Half a patch more on every side; at the scene's edge the graph reflects as it would on the whole scene.
-        low = np.maximum(tile * TILE_PX - half, 0)
-        high = (tile + 1) * TILE_PX + half
+        low = np.maximum(square * SQUARE_PX - half, 0)
+        high = (square + 1) * SQUARE_PX + half
         window = np.ascontiguousarray(cube[low[0] : high[0], low[1] : high[1]])
         for start in range(0, len(members), PATCHES_PER_CALL):
             chosen = members[start : start + PATCHES_PER_CALL]
             probabilities = run_graph(session, window, pixels[chosen] - low)
-            if probabilities.ndim == 4:  # every token answers; here the centre's is asked
+            if probabilities.ndim == 4:  # one prediction per token: take the centre's
                 probabilities = probabilities[:, half, half]
-            found[chosen] = probabilities.argmax(axis=-1) + 1
-    return found
+            classes[chosen] = probabilities.argmax(axis=-1) + 1
+    return classes
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A bundle's scores on a labelled scene, and which pixels they speak of."""
+    """A bundle's scores on a labelled scene, and the number of pixels left out."""
 
     scores: Scores
-    left_out: int  # training pixels
+    left_out: int  # pixels that the bundle was trained on
 
     @property
     def remark(self) -> str:
@@ -122,29 +123,29 @@ class Scored:
 
 
 def score_bundle(bundle: Bundle, files: LabelledFiles, options: MapOptions | None = None) -> Scored:
-    """Map a scene as a user would, and judge every labelled pixel except those the bundle was trained on."""
+    """Map a scene as a user would, and score all labelled pixels that the bundle was not trained on."""
     manifest = bundle.manifest
     scene = load_labelled_scene(files)
     truth = _bundle_classes(scene, manifest)
-    judged = truth > 0
+    is_tested = truth > 0
     trained = _training_pixels(scene, manifest)
-    judged[tuple(trained.T)] = False
-    found = map_array(bundle, _bundle_pixels(scene, manifest), options or MapOptions())
-    return Scored(score(truth[judged], found[judged], tuple(manifest.class_names)), len(trained))
+    is_tested[tuple(trained.T)] = False
+    predicted = map_array(bundle, _bundle_pixels(scene, manifest), options or MapOptions())
+    return Scored(score(truth[is_tested], predicted[is_tested], tuple(manifest.class_names)), len(trained))
 
 
 @dataclass(frozen=True)
 class ArraySource:
-    """Pixels that are in memory already."""
+    """Pixels in memory, read like a scene."""
 
-    pixels: Pixels
+    pixels: PixelRows
 
-    def read(self, top: int, bottom: int) -> Pixels:
+    def read(self, top: int, bottom: int) -> PixelRows:
         """Rows top..bottom."""
-        return Pixels(top, self.pixels.cube[top:bottom], self.pixels.valid[top:bottom])
+        return PixelRows(top, self.pixels.cube[top:bottom], self.pixels.valid[top:bottom])
 
 
-def map_array(bundle: Bundle, pixels: Pixels, options: MapOptions) -> NDArray[np.uint16]:
+def map_array(bundle: Bundle, pixels: PixelRows, options: MapOptions) -> NDArray[np.uint16]:
     """The class map (rows, cols) of a whole scene in memory."""
     rows, cols = pixels.valid.shape
     options = options.settled(bundle.manifest, cols)
@@ -154,16 +155,16 @@ def map_array(bundle: Bundle, pixels: Pixels, options: MapOptions) -> NDArray[np
     return np.concatenate([strip.classes for strip in mapper.map_source(ArraySource(pixels), plan.strips)])
 
 
-def _bundle_pixels(scene: LabelledScene, manifest: Manifest) -> Pixels:
+def _bundle_pixels(scene: LabelledScene, manifest: Manifest) -> PixelRows:
     """The scene in the bundle's bands."""
     match = match_manifest(scene.wavelengths_nm, scene.cube.shape[-1], manifest)
     fill = np.array(manifest.nodata_fill, np.float32)
     cube = fit_bands(scene.cube[..., match.bands], scene.valid, match.weights, fill)
-    return Pixels(0, cube, scene.valid)
+    return PixelRows(0, cube, scene.valid)
 
 
 def _bundle_classes(scene: LabelledScene, manifest: Manifest) -> NDArray[np.int64]:
-    """The scene's labels as the bundle counts its classes: by name; where they have none, by the values it learnt."""
+    """The labels with the bundle's class numbers, matched by name, or by value for classes without a name."""
     values = manifest.training.get("data", {}).get("label_values") or []
     table = np.zeros(len(scene.legend) + 1, np.int64)
     for label, entry in enumerate(scene.legend, start=1):
@@ -174,14 +175,14 @@ def _bundle_classes(scene: LabelledScene, manifest: Manifest) -> NDArray[np.int6
         else:
             known = ", ".join(manifest.class_names)
             raise LabelsUnusable(
-                f"the bundle knows no class {entry.name!r} (value {entry.value}), but {known}: "
-                "name the classes as the bundle does with --classes, or use another bundle"
+                f"the bundle has no class {entry.name!r} (value {entry.value}); its classes are {known}: "
+                "use these names in --classes, or use another bundle"
             )
     return table[scene.labels]
 
 
 def _training_pixels(scene: LabelledScene, manifest: Manifest) -> NDArray[np.int64]:
-    """The pixels the bundle learnt from, drawn again, where this is the scene and these are the labels."""
+    """The pixels that the bundle was trained on; none if it was trained on another scene or other labels."""
     record = manifest.training
     if record.get("data", {}).get("digest") != scene.digest:
         return np.empty((0, 2), np.int64)
@@ -200,18 +201,18 @@ def _training_pixels(scene: LabelledScene, manifest: Manifest) -> NDArray[np.int
 
 
 def score_table(scores: Scores) -> str:
-    """Scores for people: a line a class, then the three figures of the field."""
+    """Scores as text: one line per class, then overall accuracy, average accuracy and kappa."""
     width = max(len("class"), *(len(name) for name in scores.class_names))
     lines = [f"{'class':<{width}}  {'pixels':>8}  {'accuracy':>8}  {'precision':>9}"]
-    for name, pixels, found, right in zip(
+    for name, pixels, recall, precision in zip(
         scores.class_names, scores.class_pixels, scores.recall, scores.precision, strict=True
     ):
-        lines.append(f"{name:<{width}}  {pixels:>8}  {_percent(found):>8}  {_percent(right):>9}")
+        lines.append(f"{name:<{width}}  {pixels:>8}  {_percent(recall):>8}  {_percent(precision):>9}")
     return "\n".join([*lines, f"{score_line(scores)}  (in %, {scores.pixels} test pixels)"])
 
 
 def score_line(scores: Scores) -> str:
-    """The three figures of the field, in percent."""
+    """Overall accuracy, average accuracy and kappa, in percent."""
     figures = {"OA": scores.overall_accuracy, "AA": scores.average_accuracy, "kappa": scores.kappa}
     return "  ".join(f"{name} {100 * value:.2f}" for name, value in figures.items())
 

@@ -1,4 +1,4 @@
-"""The whole way from a scene and its labels on disk to a bundle, with nothing half-written on the way."""
+"""Training from files: a scene and its labels in, a bundle out."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from model.architecture import Head, ModelConfig, Positions
-from model.attention import Normalise, Squaring
-from model.bundle import Bundle, open_session
-from service.errors import OptionsUnusable, OutputUnwritable
-from training.baselines import score_baselines
-from training.datasets import LabelledFiles, LabelledScene, load_labelled_scene
-from training.evaluate import Scores, classify_pixels, score
-from training.export import export_graph, write_bundle
-from training.fit import EpochReport, Fitted, choose_device, fit, require_checkpoint
-from training.recipes import RECIPES, Recipe, separation_px
-from training.splits import Split, SplitName, draw_some, split_labels, split_warnings
+from hyperscene.errors import OptionsUnusable, OutputUnwritable
+from hyperscene.model.architecture import Head, ModelConfig, Positions
+from hyperscene.model.attention import Normalise, Squaring
+from hyperscene.model.bundle import Bundle, open_session
+from hyperscene.training.baselines import score_baselines
+from hyperscene.training.data.datasets import LabelledFiles, LabelledScene, load_labelled_scene
+from hyperscene.training.data.splits import Split, SplitName, draw_some, split_labels, split_warnings
+from hyperscene.training.evaluate import Scores, classify_pixels, score
+from hyperscene.training.fit.checkpoints import require_checkpoint
+from hyperscene.training.fit.compute import Compute, choose_compute
+from hyperscene.training.fit.export import export_graph, write_bundle
+from hyperscene.training.fit.network import EpochReport, FitOptions, Fitted, fit
+from hyperscene.training.fit.recipes import RECIPES, Recipe, separation_px
 
 LARGEST_SEED = 2**31
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What `hyperscene train` is asked for."""
+    """The options of `hyperscene train`."""
 
     files: LabelledFiles
     output: Path
@@ -42,6 +44,7 @@ class TrainOptions:
     split: SplitName = "random"
     seed: int = 0
     device: str = "auto"
+    precision: str = "auto"
     baselines: bool = False
     resume: bool = False
     attention: str = "cosine_squared"
@@ -55,7 +58,7 @@ class TrainOptions:
     depth: int = 4
     heads: int = 4
     mlp_width: int = 128
-    dropout: float | None = None  # the recipe's
+    dropout: float | None = None  # None: the recipe's
 
     @property
     def checkpoint(self) -> Path:
@@ -64,7 +67,7 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class Trained:
-    """A bundle on disk, its scores on the test pixels, and what others score there."""
+    """A bundle on disk, its scores on the test pixels, and those of the baselines."""
 
     bundle: Bundle
     scores: Scores
@@ -78,17 +81,17 @@ def train(
 ) -> Trained:
     """Load, split, fit, export, score, write."""
     if not 0 <= options.seed < LARGEST_SEED:
-        raise OptionsUnusable(f"--seed must lie between 0 and {LARGEST_SEED - 1}, not at {options.seed}")
+        raise OptionsUnusable(f"--seed must be between 0 and {LARGEST_SEED - 1}, not {options.seed}")
     require_writable(options.output)
     recipe = _recipe(options)
-    choose_device(options.device)
+    compute = choose_compute(options.device, options.precision, say)
     if options.resume:
         require_checkpoint(options.checkpoint)
     scene = load_labelled_scene(options.files)
     config = _config(options, scene, recipe)
     recipe = replace(recipe, head=config.head, spectral_path=config.spectral_path, dropout=config.dropout)
     if options.dropout is not None:
-        recipe = replace(recipe, dropout_by_spectra=options.dropout)
+        recipe = replace(recipe, spectra_only_dropout=options.dropout)
     split = split_labels(
         scene.labels,
         options.split,
@@ -100,38 +103,38 @@ def train(
         options.per_class,
     )
     say(_summary(scene, split))
-    names = [entry.name for entry in scene.legend]
-    lacks = split_warnings(scene.labels, names, split, options.train_pixels, options.per_class)
-    for warning in (*scene.warnings, *lacks):
+    class_names = tuple(entry.name for entry in scene.legend)
+    shortages = split_warnings(scene.labels, class_names, split, options.train_pixels, options.per_class)
+    for warning in (*scene.warnings, *shortages):
         say(f"warning: {warning}")
-    fitted = fit(
-        scene, split, config, recipe, options.seed, options.device, options.checkpoint, options.resume, report, say
-    )
+    fitting = FitOptions(compute, options.checkpoint, options.resume, report, say)
+    fitted = fit(scene, split, config, recipe, options.seed, fitting)
     say("exporting and comparing with torch")
     graph = export_graph(fitted, scene)
-    judged = draw_some(split.test, options.test_pixels, options.seed)
-    say(f"scoring {len(judged)} test pixels")
+    tested = draw_some(split.test, options.test_pixels, options.seed)
+    say(f"scoring {len(tested)} test pixels")
     session = open_session(graph.SerializeToString(), options.output.name)
-    found = classify_pixels(session, scene.cube, judged, config.patch_px)
-    class_names = tuple(entry.name for entry in scene.legend)
-    scores = score(scene.labels[tuple(judged.T)], found, class_names)
-    baselines = score_baselines(scene, split.train, judged, options.seed) if options.baselines else {}
-    record = _record(options, scene, split, config, recipe, fitted, scores)
+    predicted = classify_pixels(session, scene.cube, tested, config.patch_px)
+    scores = score(scene.labels[tuple(tested.T)], predicted, class_names)
+    baselines = score_baselines(scene, split.train, tested, options.seed) if options.baselines else {}
+    record = _record(options, scene, split, config, recipe, compute, fitted, scores)
     bundle = write_bundle(graph, fitted, scene, options.name or options.output.stem, record, options.output)
     options.checkpoint.unlink(missing_ok=True)
     return Trained(bundle, scores, baselines)
 
 
 def require_writable(output: Path, option: str = "-o", name: str = "bundle.onnx") -> None:
-    """Refuse an output that could not be written hours later."""
+    """Refuse an output that cannot be written before hours of training."""
     if output.is_dir():
-        raise OutputUnwritable(f"{output} is a folder: name the file to write, {output / name} say")
+        raise OutputUnwritable(f"{output} is a folder: name the file to write, for example {output / name}")
     try:
         with tempfile.NamedTemporaryFile(dir=output.parent):
             pass
     except OSError as error:
-        why = f"the folder {output.parent} cannot be written ({error.strerror})"
-        raise OutputUnwritable(f"{why}: create it, or choose another with {option}") from error
+        raise OutputUnwritable(
+            f"the folder {output.parent} cannot be written ({error.strerror}): create it, or choose another with "
+            f"{option}"
+        ) from error
 
 
 def _recipe(options: TrainOptions) -> Recipe:
@@ -167,7 +170,7 @@ def _config(options: TrainOptions, scene: LabelledScene, recipe: Recipe) -> Mode
 
 def _summary(scene: LabelledScene, split: Split) -> str:
     rows, cols, bands = scene.cube.shape
-    counts = f"{len(split.train)} train, {len(split.validation)} validate, {len(split.test)} test"
+    counts = f"{len(split.train)} training, {len(split.validation)} validation, {len(split.test)} test pixels"
     return f"{scene.name}: {rows} x {cols} x {bands}, {len(scene.legend)} classes; {split.name} split: {counts}"
 
 
@@ -177,10 +180,11 @@ def _record(
     split: Split,
     config: ModelConfig,
     recipe: Recipe,
+    compute: Compute,
     fitted: Fitted,
     scores: Scores,
 ) -> dict[str, Any]:
-    """What the manifest says of the training; enough to find the same split again."""
+    """The `training` record of the manifest; it contains everything that determines the split."""
     rows, cols, bands = scene.cube.shape
     return {
         "data": {
@@ -205,7 +209,8 @@ def _record(
         },
         "seed": options.seed,
         "recipe": asdict(recipe),
-        "chosen": None if fitted.choice is None else fitted.choice.record(),
+        "precision": compute.precision,
+        "chosen": None if fitted.propagation is None else fitted.propagation.record(),
         "scores": scores.record(),
         "code_version": version("hyperscene"),
     }

@@ -1,0 +1,1 @@
+"""Data: from files to a labelled scene and its splits."""

@@ -1,0 +1,1 @@
+"""Fitting: recipes, label propagation, the network, calibration and export."""

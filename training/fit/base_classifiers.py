@@ -1,0 +1,92 @@
+"""Linear classifiers of single spectra: logistic regression, and linear discriminant analysis (LDA) with shrinkage.
+
+The shrinkage is that of Ledoit and Wolf, "A well-conditioned estimator for large-dimensional covariance matrices",
+Journal of Multivariate Analysis 88 (2004).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import softmax
+from sklearn.covariance import ledoit_wolf
+from sklearn.linear_model import LogisticRegression
+
+from hyperscene.training.fit.pixel_graph import Probabilities
+from hyperscene.training.fit.spectral_features import SpectralFeatures
+
+CLASSIFIERS_PER_FEATURES = 2
+
+Weights = NDArray[np.float32]  # (features, classes)
+Offsets = NDArray[np.float32]  # (classes)
+ALL_PIXELS = slice(None)
+
+
+@dataclass(frozen=True)
+class BaseClassifier:
+    """A linear classifier, fitted to some labels, and the features of all pixels."""
+
+    features: NDArray[np.float32]  # (pixels, features)
+    weights: Weights  # (features, classes that have labels)
+    offsets: Offsets
+    present: NDArray[np.int64]  # the classes that have labels
+
+    def predict(
+        self, class_count: int, temperature: float = 1.0, pixels: NDArray[np.int64] | slice = ALL_PIXELS
+    ) -> Probabilities:
+        """Probabilities (pixels, classes) of logits divided by the temperature."""
+        scores = self.features[pixels] @ self.weights + self.offsets
+        found = np.zeros((len(scores), class_count), np.float32)
+        found[:, self.present] = softmax(scores / np.float32(temperature), axis=1)
+        return found
+
+
+def fit_base_classifiers(
+    features: Sequence[SpectralFeatures], indices: NDArray[np.int64], classes: NDArray[np.int64]
+) -> list[BaseClassifier]:
+    """Two classifiers for each set of features, from the labels of the pixels at `indices`."""
+    present, numbers = np.unique(classes, return_inverse=True)
+    found = []
+    for each in features:
+        regression = logistic_regression(each.standardised[indices], numbers)
+        discriminant = shrinkage_lda(each.components[indices], numbers)
+        found += [
+            BaseClassifier(each.standardised, *regression, present),
+            BaseClassifier(each.components, *discriminant, present),
+        ]
+    return found
+
+
+def mean_probabilities(
+    classifiers: Sequence[BaseClassifier], temperatures: Sequence[float], class_count: int
+) -> Probabilities:
+    """Mean probabilities of several classifiers for all pixels."""
+    pairs = zip(classifiers, temperatures, strict=True)
+    return np.mean([classifier.predict(class_count, temperature) for classifier, temperature in pairs], axis=0)
+
+
+def logistic_regression(
+    features: NDArray[np.float32], classes: NDArray[np.integer], inverse_penalty: float = 10.0
+) -> tuple[Weights, Offsets]:
+    """Multinomial logistic regression with an L2 penalty."""
+    fitted = LogisticRegression(C=inverse_penalty, max_iter=2000).fit(features, classes)
+    weights, offsets = fitted.coef_.T, fitted.intercept_
+    if len(offsets) == 1:  # two classes: scikit-learn gives the logit of the second
+        weights, offsets = np.hstack([-weights, weights]) / 2, np.concatenate([-offsets, offsets]) / 2
+    return weights.astype(np.float32), offsets.astype(np.float32)
+
+
+def shrinkage_lda(components: NDArray[np.float32], classes: NDArray[np.int64]) -> tuple[Weights, Offsets]:
+    """Linear discriminant analysis with one shrunk covariance for all classes."""
+    features = components.astype(np.float64)
+    counts = np.bincount(classes)
+    means = np.stack([features[classes == value].mean(axis=0) for value in range(len(counts))])
+    covariance, _ = ledoit_wolf(features - means[classes], assume_centered=True)
+    # One more pixel with the covariance of the noise: with one pixel per class, the covariance would be zero.
+    covariance = (covariance * len(classes) + np.eye(len(covariance))) / (len(classes) + 1)
+    weights = np.linalg.solve(covariance, means.T)  # (components, classes)
+    offsets = np.log(counts / counts.sum()) - (means.T * weights).sum(axis=0) / 2
+    return weights.astype(np.float32), offsets.astype(np.float32)

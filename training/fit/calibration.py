@@ -1,0 +1,40 @@
+"""Temperature scaling: one number by which logits are divided, so that confidence matches accuracy.
+
+Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax
+
+FEWEST_PIXELS = 50  # with 23 of HyMap Berlin, temperatures made confidence worse in 14 of 15 networks
+# Without a lower bound, a network without errors on the few pixels would get a confidence of 1 everywhere.
+LOWEST, HIGHEST = 0.3, 10.0
+
+
+def fit_temperature(logits: NDArray[np.float32], truth: NDArray[np.integer], lowest: float = LOWEST) -> float:
+    """The temperature of logits (n, classes) under which the classes 0..K-1 are most likely; 1 for too few pixels."""
+    if len(truth) < FEWEST_PIXELS:
+        return 1.0
+    found = minimize_scalar(
+        lambda exponent: negative_log_likelihood(logits, truth, math.exp(exponent)),
+        bounds=(math.log(lowest), math.log(HIGHEST)),
+        method="bounded",
+    )
+    return math.exp(found.x)
+
+
+def negative_log_likelihood(
+    logits: NDArray[np.float32],
+    truth: NDArray[np.integer],
+    temperature: float,
+    weights: NDArray[np.floating] | None = None,
+) -> float:
+    """Mean negative log-likelihood of the classes 0..K-1, weighted or not."""
+    log_probabilities = log_softmax(logits.astype(np.float64) / temperature, axis=1)
+    return -float(np.average(log_probabilities[np.arange(len(truth)), truth], weights=weights))

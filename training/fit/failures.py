@@ -1,0 +1,70 @@
+"""Errors of torch in one sentence, with the cause and the remedy; the traceback goes to a log file."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+from hyperscene.errors import ServiceError, TrainingFailed
+from hyperscene.model.bundle import BundleRefused
+from hyperscene.model.processor import cpu_name, instruction_cap
+from hyperscene.model.spectra import BandMismatch
+
+# Words in the messages of torch, which has no exception classes for these cases, and the remedies.
+REMEDIES = {
+    "could not create a primitive": "set ONEDNN_MAX_CPU_ISA=AVX2 in the environment, or use --precision float32",
+    "could not execute a primitive": "set ONEDNN_MAX_CPU_ISA=AVX2 in the environment, or use --precision float32",
+    "out of memory": "free some memory, crop the scene, or use a smaller --batch",
+    "can't allocate memory": "free some memory, crop the scene, or use a smaller --batch",
+    "not enough memory": "free some memory, crop the scene, or use a smaller --batch",
+    "cuda": "check the driver, or use --device cpu",
+    "cudnn": "check the driver, or use --device cpu",
+    "no kernel image": "use --device cpu: this torch was not built for this GPU",
+}
+REPORT_IT = "report it with the output of hyperscene doctor"
+OWN_REFUSALS = (ServiceError, BundleRefused, BandMismatch, OSError)  # printed as one line by the command line
+
+
+@contextmanager
+def explained(work: str, log: Path) -> Generator[None, None, None]:
+    """Turn unexpected errors of `work` (for example "training") into TrainingFailed; refusals pass unchanged."""
+    try:
+        yield
+    except OWN_REFUSALS:
+        raise
+    except Exception as error:
+        kept = _write_log(log, error)
+        raise TrainingFailed(
+            f"{work} failed ({_cause(error)}): {_remedy(error)}; the traceback is in {kept}"
+        ) from error
+
+
+def _cause(error: Exception) -> str:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first[:200]}" if first else type(error).__name__
+
+
+def _remedy(error: Exception) -> str:
+    text = str(error).lower()
+    if isinstance(error, MemoryError):
+        return REMEDIES["out of memory"]
+    return next((remedy for words, remedy in REMEDIES.items() if words in text), REPORT_IT)
+
+
+def _write_log(log: Path, error: Exception) -> Path:
+    machine = f"hyperscene {version('hyperscene')}, torch {version('torch')}, {platform.platform()}, {cpu_name()}"
+    text = (
+        f"{machine}, ONEDNN_MAX_CPU_ISA {instruction_cap() or 'not set'}\n{''.join(traceback.format_exception(error))}"
+    )
+    try:
+        log.write_text(text, encoding="utf-8")
+        return log
+    except OSError:
+        with tempfile.NamedTemporaryFile("w", prefix="hyperscene-", suffix=".log", delete=False) as file:
+            file.write(text)
+        return Path(file.name)

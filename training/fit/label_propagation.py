@@ -1,0 +1,110 @@
+"""Label propagation: pseudo-labels for every pixel of a scene, from few labels.
+
+A network that learns from a few labelled patches overfits to their surroundings. So a semi-supervised classifier comes
+first, and the network learns its probabilities (knowledge distillation: Hinton, Vinyals and Dean, "Distilling the
+knowledge in a neural network", arXiv:1503.02531, 2015):
+
+1. `spectral_features`: minimum noise fraction (MNF) components of the spectra;
+2. `base_classifiers`: logistic regression and shrinkage LDA of single spectra;
+3. `pixel_graph`: label propagation along the graph of similar neighbours (random walker with priors);
+4. `propagation_settings`: their settings, by cross-validation inside the training labels.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hyperscene.training.data.datasets import LabelledScene
+from hyperscene.training.data.splits import Split
+from hyperscene.training.fit.base_classifiers import (
+    CLASSIFIERS_PER_FEATURES,
+    fit_base_classifiers,
+    mean_probabilities,
+)
+from hyperscene.training.fit.pixel_graph import PixelGraph, Probabilities
+from hyperscene.training.fit.propagation_settings import (
+    UNCALIBRATED,
+    LabelledPixels,
+    PropagationSettings,
+    choose_settings,
+)
+from hyperscene.training.fit.spectral_features import SpectralFeatures
+
+EDGE_COMPONENTS = 10  # MNF components by which neighbours are compared
+# With fewer labels per class on average, smoothed spectra are tried too: noise matters most then.
+FEW_LABELS = 6
+
+
+@dataclass(frozen=True)
+class PseudoLabels:
+    """Probabilities for all pixels of a scene (rows * cols, classes); zeros where it has no data."""
+
+    probabilities: Probabilities
+    settings: PropagationSettings
+    cached_s: float = 0.0  # seconds that a cached result took to compute
+
+
+PropagateLabels = Callable[[LabelledScene, Split, int], PseudoLabels]
+
+
+def propagate_labels(scene: LabelledScene, split: Split, seed: int) -> PseudoLabels:
+    """Pseudo-labels for the whole scene from the labels of its training pixels."""
+    labels, class_count = _training_labels(scene, split), len(scene.legend)
+    spectra = SpectralFeatures.of(scene)
+    graph = PixelGraph.of(spectra.components[:, :EDGE_COMPONENTS], scene.valid)
+    has_few_labels = len(labels) < FEW_LABELS * len(np.unique(labels.classes))
+    features = [spectra, spectra.smoothed(graph)] if has_few_labels else [spectra]
+    classifiers = fit_base_classifiers(features, labels.indices, labels.classes)
+    uncalibrated = mean_probabilities(classifiers[:CLASSIFIERS_PER_FEATURES], UNCALIBRATED, class_count)
+    class_shares = _class_shares(uncalibrated, scene, split)
+    settings = choose_settings(features, graph, labels, split.test, class_shares, seed)
+    temperatures = settings.base_temperatures  # two, or four with smoothed spectra
+    prior = mean_probabilities(classifiers[: len(temperatures)], temperatures, class_count)
+    probabilities = next(graph.propagate(prior, labels.indices, labels.classes, (settings.fidelity_weight,)))
+    return PseudoLabels(_sharpened(probabilities, settings.temperature, scene), settings)
+
+
+def _training_labels(scene: LabelledScene, split: Split) -> LabelledPixels:
+    indices = np.ravel_multi_index((split.train[:, 0], split.train[:, 1]), scene.valid.shape)
+    return LabelledPixels(split.train, indices, scene.labels.ravel()[indices].astype(np.int64) - 1)
+
+
+def _class_shares(probabilities: Probabilities, scene: LabelledScene, split: Split) -> Probabilities:
+    """Expected shares of the classes among the test pixels, or in the whole scene if there are none."""
+    tested = np.ravel_multi_index((split.test[:, 0], split.test[:, 1]), scene.valid.shape)
+    shares: Probabilities = (probabilities[tested] if len(tested) else probabilities[scene.valid.ravel()]).mean(axis=0)
+    return shares
+
+
+def _sharpened(probabilities: Probabilities, temperature: float, scene: LabelledScene) -> Probabilities:
+    """Divide the logits by the temperature, if that is below 1.
+
+    Far from the labels, propagation is more accurate than its probabilities say, and a network learns confident
+    targets faster.
+    """
+    sharpened: Probabilities = np.power(probabilities, 1 / min(1.0, temperature))
+    sharpened /= np.maximum(sharpened.sum(axis=1, keepdims=True), 1e-30)
+    sharpened[~scene.valid.ravel()] = 0
+    return sharpened
+
+
+class PropagationCache:
+    """`propagate_labels` that keeps its last result: cells of a study often share their labels."""
+
+    def __init__(self) -> None:
+        self._key: tuple[LabelledScene, Split, int] | None = None
+        self._cached: PseudoLabels | None = None
+
+    def __call__(self, scene: LabelledScene, split: Split, seed: int) -> PseudoLabels:
+        key = self._key
+        if self._cached and key and key[0] is scene and key[1] is split and key[2] == seed:
+            return self._cached
+        began = time.perf_counter()
+        found = propagate_labels(scene, split, seed)
+        self._key = (scene, split, seed)
+        self._cached = replace(found, cached_s=round(time.perf_counter() - began, 3))
+        return found

@@ -1,0 +1,255 @@
+"""Settings of label propagation, chosen by cross-validation inside the training labels.
+
+What is chosen: how much a pixel's own spectrum counts beside its neighbours (the fidelity weight), whether smoothed
+spectra are used too, and a temperature for each classifier and for the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+from scipy.stats import gmean
+
+from hyperscene.training.data.splits import Pixels
+from hyperscene.training.fit.base_classifiers import (
+    CLASSIFIERS_PER_FEATURES,
+    BaseClassifier,
+    fit_base_classifiers,
+    mean_probabilities,
+)
+from hyperscene.training.fit.calibration import fit_temperature, negative_log_likelihood
+from hyperscene.training.fit.pixel_graph import PixelGraph, Probabilities
+from hyperscene.training.fit.spatial_folds import FOLDS, Folds, matched_folds
+from hyperscene.training.fit.spectral_features import SpectralFeatures
+
+# The weights of a pixel's edges add up to about 8 * 0.4; infinity uses the spectra only.
+FIDELITY_WEIGHTS = (math.inf, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
+SMOOTHING_GAIN = 0.05  # nats per held-out pixel by which smoothed spectra must lower the loss
+# Relative gain over spectra only that neighbours must bring where no labels can be held out that lie far enough from
+# the others. HyMap Berlin: at most 0.02, and neighbours cost 1 to 2 points; SalinasA: 0.2 and more.
+NEIGHBOUR_GAIN = 0.05
+EQUAL_LOSS = 1e-3  # nats per pixel; settings whose losses differ by less are equally good
+MOST_LABELS = 5_000  # in cross-validation; more take long to cluster and change little
+REPEATS = 2  # of the cross-validation, with other folds
+LARGE_SCENE_PIXELS = 100_000  # above this, the cross-validation is not repeated
+LOWEST_TEMPERATURE = 0.1
+BALANCED_RATIO = 2  # labels are balanced if no class has more than so many times the labels of another
+SMALLEST_PROBABILITY = 1e-4  # so that one outlier does not dominate the loss
+UNCALIBRATED = (1.0,) * CLASSIFIERS_PER_FEATURES  # temperatures
+
+
+@dataclass(frozen=True)
+class PropagationSettings:
+    """The settings that cross-validation chose, and how accurate they were for the held-out pixels."""
+
+    fidelity_weight: float
+    temperature: float  # of the result, fitted to the held-out pixels
+    base_temperatures: tuple[float, ...]  # of the base classifiers, before their probabilities are averaged
+    accuracy: float | None  # None: no training pixel could be held out
+    spectral_accuracy: float | None  # with spectra only
+    held_out_px: float  # median distance of a held-out pixel from the nearest label used
+    target_px: float  # median distance of a pixel to predict from the nearest label
+    uses_smoothed_spectra: bool = False
+
+    @property
+    def is_spectra_only(self) -> bool:
+        """Each pixel is classified by its own spectrum, so errors are scattered over the scene."""
+        return math.isinf(self.fidelity_weight)
+
+    def record(self) -> dict[str, float | str | list[float]]:
+        """The settings as stored in a manifest and in a study's cells."""
+        return {
+            "fidelity_weight": "spectra alone" if self.is_spectra_only else self.fidelity_weight,
+            **({"smoothed": True} if self.uses_smoothed_spectra else {}),
+            "temperature": round(self.temperature, 4),
+            "base_temperatures": [round(temperature, 4) for temperature in self.base_temperatures],
+            **self._accuracy_record(),
+            "held_out_distance_px": round(self.held_out_px, 1),
+            "target_distance_px": round(self.target_px, 1),
+        }
+
+    def _accuracy_record(self) -> dict[str, float]:
+        if self.accuracy is None or self.spectral_accuracy is None:
+            return {}
+        return {
+            "held_out_accuracy": round(self.accuracy, 4),
+            "held_out_accuracy_of_spectra_alone": round(self.spectral_accuracy, 4),
+        }
+
+    def __str__(self) -> str:
+        if self.accuracy is None or self.spectral_accuracy is None:
+            return "pseudo-labels from spectra only: too few labels to hold some out and test whether neighbours help"
+        spectra = "spectra and smoothed spectra" if self.uses_smoothed_spectra else "spectra"
+        how = (
+            f"{spectra} only, since neighbours did not help"
+            if self.is_spectra_only
+            else f"{spectra} and neighbours, fidelity weight {self.fidelity_weight:g}"
+        )
+        return (
+            f"pseudo-labels from {how} (held-out training pixels: {100 * self.accuracy:.1f} % correct, "
+            f"{100 * self.spectral_accuracy:.1f} % with spectra only; median distance to the nearest label "
+            f"{self.held_out_px:.0f} px, of the pixels to predict {self.target_px:.0f} px)"
+        )
+
+
+@dataclass(frozen=True)
+class LabelledPixels:
+    """Training pixels and their classes."""
+
+    positions: Pixels  # (n, 2): row, col
+    indices: NDArray[np.int64]  # (n), into the flattened scene
+    classes: NDArray[np.int64]  # (n), 0..K-1
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def subset(self, chosen: NDArray[np.integer] | NDArray[np.bool_]) -> LabelledPixels:
+        return LabelledPixels(self.positions[chosen], self.indices[chosen], self.classes[chosen])
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One fold: base classifiers fitted without its labels, and the pixels that they are tested on."""
+
+    held_out: LabelledPixels
+    sources: LabelledPixels  # labels that are propagated
+    classifiers: list[BaseClassifier]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings that were tried, and what they gave for the held-out pixels of all trials."""
+
+    classifiers: int  # the first so many base classifiers are used
+    fidelity_weight: float
+    logits: NDArray[np.float32]  # (held-out pixels, classes)
+
+
+def choose_settings(
+    features: Sequence[SpectralFeatures],
+    graph: PixelGraph,
+    labels: LabelledPixels,
+    targets: Pixels,
+    class_shares: NDArray[np.float32],
+    seed: int,
+) -> PropagationSettings:
+    """The settings under which the held-out training pixels are most likely, each with its best temperature.
+
+    `features` are plain spectra and, where they may be used, smoothed ones. `class_shares` are the expected shares of
+    the classes among the pixels to predict, `targets`. Likelihood is the criterion because a hundred pixels are too few
+    to compare accuracies. Of equally good settings the lowest fidelity weight is taken: where every held-out pixel is
+    classified well, neighbours correct outliers.
+    """
+    class_count = len(class_shares)
+    weights = class_weights(labels.classes, class_shares)
+    generator = np.random.default_rng(seed)
+    if len(labels) > MOST_LABELS:
+        labels = labels.subset(np.sort(generator.choice(len(labels), MOST_LABELS, replace=False)))
+    repeats = 1 if graph.pixels > LARGE_SCENE_PIXELS else REPEATS
+    repeated = [matched_folds(labels.positions, targets, generator) for _ in range(repeats)]
+    held_out_px, target_px = float(np.median([folds.held_out_px for folds in repeated])), repeated[-1].target_px
+    is_too_near = held_out_px < target_px / 2  # the cross-validation would overestimate what neighbours contribute
+    if is_too_near:
+        features = features[:1]
+    trials = [trial for folds in repeated for trial in _trials(features, labels, folds)]
+    if not trials:
+        return PropagationSettings(math.inf, 1.0, UNCALIBRATED, None, None, 0.0, target_px)
+    truth = np.concatenate([trial.held_out.classes for trial in trials])
+    base_temperatures = _base_temperatures(trials, truth, class_count)
+    candidates = list(_candidates(graph, trials, base_temperatures, class_count))
+    temperatures = [fit_temperature(candidate.logits, truth, LOWEST_TEMPERATURE) for candidate in candidates]
+    losses = [
+        negative_log_likelihood(candidate.logits, truth, temperature, weights[truth])
+        for candidate, temperature in zip(candidates, temperatures, strict=True)
+    ]
+    best = _best(np.array(losses), is_too_near)
+    accuracy = [float((candidate.logits.argmax(axis=1) == truth).mean()) for candidate in candidates]
+    chosen = candidates[best]
+    return PropagationSettings(
+        chosen.fidelity_weight,
+        temperatures[best],
+        base_temperatures[: chosen.classifiers],
+        accuracy[best],
+        accuracy[0],
+        held_out_px,
+        target_px,
+        uses_smoothed_spectra=chosen.classifiers > CLASSIFIERS_PER_FEATURES,
+    )
+
+
+def _best(losses: NDArray[np.float64], is_too_near: bool) -> int:
+    """The candidate of lowest loss, where smoothed spectra and neighbours must lower it by more than a margin."""
+    losses[len(FIDELITY_WEIGHTS) :] += SMOOTHING_GAIN
+    if is_too_near:
+        losses[1:] += NEIGHBOUR_GAIN * losses[0]
+    return int(np.flatnonzero(losses <= losses.min() + EQUAL_LOSS)[-1])
+
+
+def _trials(features: Sequence[SpectralFeatures], labels: LabelledPixels, folds: Folds) -> Iterator[Trial]:
+    for fold in range(FOLDS):
+        held = folds.fold_of == fold
+        # A class whose labels are all held out cannot be predicted.
+        tested = held & np.isin(labels.classes, labels.classes[~held])
+        if not tested.any() or len(np.unique(labels.classes[~held])) < 2:
+            continue
+        # Labels closer to the held-out pixels than labels are to the pixels to predict would help too much.
+        distance, _ = cKDTree(labels.positions[held]).query(labels.positions)
+        used = labels.subset(~held)
+        yield Trial(
+            held_out=labels.subset(tested),
+            sources=labels.subset(~held & (distance >= folds.target_px)),
+            classifiers=fit_base_classifiers(features, used.indices, used.classes),
+        )
+
+
+def _base_temperatures(trials: Sequence[Trial], truth: NDArray[np.int64], class_count: int) -> tuple[float, ...]:
+    """A temperature for each base classifier, so that an overconfident one does not dominate the mean.
+
+    Held-out pixels are often harder than the pixels to predict, so only the ratios of the temperatures are used: their
+    geometric mean is 1.
+    """
+    found = []
+    for number in range(len(trials[0].classifiers)):
+        predictions = [
+            trial.classifiers[number].predict(class_count, pixels=trial.held_out.indices) for trial in trials
+        ]
+        found.append(fit_temperature(_logits(predictions), truth, LOWEST_TEMPERATURE))
+    return tuple(float(temperature) for temperature in np.array(found) / gmean(found))
+
+
+def _candidates(
+    graph: PixelGraph, trials: Sequence[Trial], base_temperatures: tuple[float, ...], class_count: int
+) -> Iterator[Candidate]:
+    """Plain spectra with each fidelity weight, then the same with smoothed spectra too, where there are some."""
+    for count in range(CLASSIFIERS_PER_FEATURES, len(base_temperatures) + 1, CLASSIFIERS_PER_FEATURES):
+        predictions: list[list[Probabilities]] = [[] for _ in FIDELITY_WEIGHTS]
+        for trial in trials:
+            prior = mean_probabilities(trial.classifiers[:count], base_temperatures[:count], class_count)
+            solutions = graph.propagate(prior, trial.sources.indices, trial.sources.classes, FIDELITY_WEIGHTS)
+            for found, solution in zip(predictions, solutions, strict=True):
+                found.append(solution[trial.held_out.indices])
+        for fidelity_weight, found in zip(FIDELITY_WEIGHTS, predictions, strict=True):
+            yield Candidate(count, fidelity_weight, _logits(found))
+
+
+def _logits(probabilities: Sequence[Probabilities]) -> NDArray[np.float32]:
+    logits: NDArray[np.float32] = np.log(np.maximum(np.concatenate(probabilities), SMALLEST_PROBABILITY))
+    return logits
+
+
+def class_weights(classes: NDArray[np.int64], class_shares: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The weight of a held-out pixel of each class in the loss.
+
+    Balanced labels do not show how common a class is, so a class weighs as its expected share. Otherwise the labels'
+    own proportions are used, which are more reliable than expected ones.
+    """
+    counts = np.bincount(classes, minlength=len(class_shares))
+    if counts.max() > BALANCED_RATIO * counts[counts > 0].min():
+        return np.ones(len(class_shares))
+    weights: NDArray[np.float64] = np.maximum(class_shares, SMALLEST_PROBABILITY) / np.maximum(counts, 1)
+    return weights

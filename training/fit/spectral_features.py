@@ -1,0 +1,65 @@
+"""Spectra as the base classifiers see them: standardised bands, and the components of an MNF transform.
+
+Minimum noise fraction (MNF): Green, Berman, Switzer and Craig, "A transformation for ordering multispectral data in
+terms of image quality with implications for noise removal", IEEE TGRS 26 (1988). The noise covariance comes from the
+differences between vertical neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.covariance import ledoit_wolf
+
+from hyperscene.training.data.datasets import LabelledScene
+from hyperscene.training.fit.pixel_graph import PixelGraph
+
+COMPONENTS = 30
+STATISTICS_PIXELS = 200_000  # largest sample for a covariance
+PAIRS_PER_BAND = 10  # with fewer pairs of neighbours, the noise covariance is shrunk
+
+
+@dataclass(frozen=True)
+class SpectralFeatures:
+    """Two representations of every pixel's spectrum, one for each base classifier."""
+
+    standardised: NDArray[np.float32]  # (pixels, bands)
+    components: NDArray[np.float32]  # (pixels, COMPONENTS), noise variance 1, highest signal-to-noise ratio first
+
+    @classmethod
+    def of(cls, scene: LabelledScene) -> SpectralFeatures:
+        """Standardise the bands, whiten the noise, and keep the components of largest variance."""
+        _, cols, bands = scene.cube.shape
+        flat = scene.standardised().reshape(-1, bands)
+        upper = _subsample(np.flatnonzero(scene.valid[1:] & scene.valid[:-1]))
+        whitening = _noise_whitening((flat[upper + cols] - flat[upper]) / math.sqrt(2))
+        sample = flat[_subsample(np.flatnonzero(scene.valid))] @ whitening
+        covariance = np.cov(sample, rowvar=False).reshape(bands, bands) if len(sample) > 1 else np.eye(bands)
+        variances, directions = np.linalg.eigh(covariance)
+        chosen = directions[:, np.argsort(-variances)[:COMPONENTS]]
+        return cls(flat, flat @ (whitening @ chosen).astype(np.float32))
+
+    def smoothed(self, graph: PixelGraph) -> SpectralFeatures:
+        """The same features, averaged over similar neighbours."""
+        return SpectralFeatures(graph.smooth(self.standardised), graph.smooth(self.components))
+
+
+def _subsample(indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """At most about twice STATISTICS_PIXELS of the indices, evenly spaced."""
+    return indices[:: max(1, len(indices) // STATISTICS_PIXELS)]
+
+
+def _noise_whitening(noise: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The matrix (bands, bands) that gives the noise an identity covariance."""
+    bands = noise.shape[1]
+    if len(noise) < 2:
+        return np.eye(bands, dtype=np.float32)
+    if len(noise) < PAIRS_PER_BAND * bands:
+        covariance = ledoit_wolf(noise, assume_centered=True)[0]
+    else:
+        covariance = np.cov(noise, rowvar=False).reshape(bands, bands)
+    variances, directions = np.linalg.eigh(covariance + 1e-6 * np.eye(bands))
+    return (directions / np.sqrt(np.maximum(variances, 1e-6))).astype(np.float32)

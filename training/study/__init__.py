@@ -1,0 +1,1 @@
+"""The paper's experiments, cell by cell, and their report."""
