@@ -1,4 +1,4 @@
-"""Dispatch: questions go to whoever is free; those of a worker that died go to another one, and some come to an end."""
+"""Sends a job's tasks to free workers, and sends them again when a worker fails, hangs or is lost."""
 
 from __future__ import annotations
 
@@ -6,295 +6,291 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 
-from service.cluster.members import Member, Work
-from service.cluster.roster import Roster, SchedulerLost, answer_aloud
-from service.cluster.tasks import Answer, Missing, Refused, stop_run
-from service.errors import InferenceFailed, ServiceError, in_words
-from service.mapping.ahead import Cancelled
-from service.mapping.classify import CrewLost
+from hyperscene.errors import InferenceFailed, ServiceError, format_duration
+from hyperscene.service.cluster.tasks import BundleMissing, Refusal, StripPrediction, stop_run
+from hyperscene.service.cluster.worker_pool import SchedulerLost, WorkerPool, run_task
+from hyperscene.service.cluster.worker_state import StripTask, WorkerState
+from hyperscene.service.mapping.classify import WorkersLost
+from hyperscene.service.mapping.prefetch import Cancelled
 
 log = logging.getLogger("hyperscene.cluster")
 
-LOOK_EVERY_S = 0.3
-LISTEN_EVERY_S = 0.1  # to whether the job is over
-LANES = 2  # questions a worker has at a time: while one is answered, the next is on its way
-MOST_FAILURES = 3  # of workers that had begun with a question
-MOST_LOSSES = 10  # of workers that had it, begun or not
-MOST_BLUNDERS = 3  # of one worker: questions that it failed at and others answered
-ALONE_S = 60.0  # that a job waits for a worker that runs what it began with, while there are only others
+REFRESH_EVERY_S = 0.3
+POLL_EVERY_S = 0.1  # whether the job is over
+TASKS_PER_WORKER = 2  # one is computed while the next is sent
+MAX_FAILURES = 3  # of workers that had started a task
+MAX_LOSSES = 10  # of workers that had a task, started or not
+MAX_OWN_FAILURES = 3  # of one worker, at tasks that others completed
+NO_MATCH_S = 60.0  # wait for a worker with the job's engine while there are only others
 
 Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """One job's mapping, for as long as it lasts."""
+class ClusterRun:
+    """One job's mapping on the cluster."""
 
     run_id: str
     sha256: str
     provider: str
-    note: Note  # what happened, for the job's record
+    note: Note  # adds to the job's events
     is_over: Callable[[], bool]
-    answered: Counter[str] = field(default_factory=Counter)  # strips by worker
-    refused: set[str] = field(default_factory=set)  # workers that were noted
+    completed: Counter[str] = field(default_factory=Counter)  # strips by worker
+    refused: set[str] = field(default_factory=set)  # names of workers whose refusal was noted
 
 
 class Dispatcher:
-    """Keeps a roster's workers busy; to be used in one event loop."""
+    """Keeps a pool's workers busy; all methods run in one event loop."""
 
-    def __init__(self, roster: Roster, stall_s: float) -> None:
-        self._roster = roster
+    def __init__(self, pool: WorkerPool, stall_s: float) -> None:
+        self._pool = pool
         self._stall_s = stall_s
-        self._assignment: Assignment | None = None
-        self._waiting: deque[Work] = deque()
-        self._gone: list[Member] = []  # that were lost, and whose questions are being looked after
-        self._alone_since: float | None = None  # nobody runs what the job runs
-        self._is_wanted = asyncio.Event()  # something is wrong: look now
+        self._run: ClusterRun | None = None
+        self._waiting: deque[StripTask] = deque()
+        self._lost: list[WorkerState] = []  # whose tasks are not sent again yet
+        self._no_match_since: float | None = None  # no worker has the job's engine
+        self._is_woken = asyncio.Event()  # something went wrong: refresh now
         self._is_closed = False
         self._background: set[asyncio.Task[None]] = set()
 
-    def begin(self, assignment: Assignment) -> None:
-        """From now on, questions of this job are sent."""
-        self._assignment, self._alone_since = assignment, None
+    def begin(self, run: ClusterRun) -> None:
+        """Accept tasks of this run."""
+        self._run, self._no_match_since = run, None
 
-    def enqueue(self, work: Work) -> None:
-        """One more question."""
-        if self._assignment is None:
-            work.answer.set_exception(Cancelled())
+    def enqueue(self, task: StripTask) -> None:
+        """Add a task of the current run."""
+        if self._run is None:
+            task.prediction.set_exception(Cancelled())
         else:
-            self._waiting.append(work)
+            self._waiting.append(task)
             self._fill()
 
     def end(self) -> None:
-        """The job is over: what is not answered yet is not wanted any more."""
-        assignment, self._assignment = self._assignment, None
-        if assignment is None:
+        """End the current run; its unfinished tasks are cancelled."""
+        run, self._run = self._run, None
+        if run is None:
             return
-        members = [member for member in (*self._roster.members.values(), *self._gone) if member.in_flight]
-        unanswered = [*self._waiting, *(work for member in members for work in member.in_flight)]
+        workers = [worker for worker in (*self._pool.workers.values(), *self._lost) if worker.in_flight]
+        unfinished = [*self._waiting, *(task for worker in workers for task in worker.in_flight)]
         self._waiting.clear()
-        for member in members:
-            member.in_flight.clear()
-        for work in unanswered:
-            self._let_go(work)
-            work.answer.set_exception(Cancelled())
-        if members:
-            self._start(self._roster.tell(members, stop_run, assignment.run_id))
-        if assignment.answered:
-            shares = ", ".join(f"{name} {count}" for name, count in sorted(assignment.answered.items()))
-            assignment.note(f"strips by worker: {shares}")
+        for worker in workers:
+            worker.in_flight.clear()
+        for task in unfinished:
+            _stop_sending(task)
+            task.prediction.set_exception(Cancelled())
+        if workers:
+            self._start(self._pool.broadcast(workers, stop_run, run.run_id))
+        if run.completed:
+            shares = ", ".join(f"{name} {count}" for name, count in sorted(run.completed.items()))
+            run.note(f"strips by worker: {shares}")
 
     def close(self) -> None:
-        """Look no more."""
+        """End the current run and the watch."""
         self.end()
         self._is_closed = True
-        self._is_wanted.set()
+        self._is_woken.set()
 
     async def watch(self) -> None:
-        """Look at the cluster, over and over, and put right what can be."""
-        self._start(self._listen())
+        """Check the cluster until `close`, and handle what went wrong."""
+        self._start(self._poll_run())
         while not self._is_closed:
             try:
-                await self._look()
+                await self._refresh()
             except SchedulerLost as error:
-                await self._lose_scheduler(str(error))
+                await self._handle_lost_scheduler(str(error))
             except Exception:
-                log.exception("the cluster could not be looked at")
+                log.exception("the cluster cannot be checked")
             try:
-                await asyncio.wait_for(self._is_wanted.wait(), LOOK_EVERY_S)
+                await asyncio.wait_for(self._is_woken.wait(), REFRESH_EVERY_S)
             except TimeoutError:
                 continue
-            self._is_wanted.clear()
+            self._is_woken.clear()
         await asyncio.gather(*self._background, return_exceptions=True)
-        await self._roster.disconnect()
+        await self._pool.disconnect()
 
-    async def _listen(self) -> None:
-        """End a job as soon as it is over, however long a look takes."""
+    async def _poll_run(self) -> None:
+        """End a run as soon as it is over, even while a refresh takes long."""
         while not self._is_closed:
-            if self._assignment is not None and self._assignment.is_over():
+            if self._run is not None and self._run.is_over():
                 self.end()
-            await asyncio.sleep(LISTEN_EVERY_S)
+            await asyncio.sleep(POLL_EVERY_S)
 
-    async def _look(self) -> None:
-        if not self._roster.is_connected:
-            if self._roster.members:
+    async def _refresh(self) -> None:
+        if not self._pool.is_connected:
+            if self._pool.workers:
                 raise SchedulerLost("the connection broke")
-            if await self._roster.connect():
-                self._note(f"connected with {self._roster.address}", logging.INFO)
+            if await self._pool.connect():
+                self._note(f"connected to {self._pool.address}", logging.INFO)
         else:
-            self._gone += await self._roster.look()
-            while self._gone:
-                await self._lose(self._gone[0])
-                del self._gone[0]
-            for member in list(self._roster.members.values()):
-                await self._look_after(member)
+            self._lost += await self._pool.refresh()
+            while self._lost:
+                await self._handle_lost_worker(self._lost[0])
+                del self._lost[0]
+            for worker in list(self._pool.workers.values()):
+                await self._check_worker(worker)
         self._fill()
-        self._begin_anew_if_alone()
+        self._restart_run_without_match()
 
-    def _begin_anew_if_alone(self) -> None:
-        """A job whose kind of worker has gone for good goes on with others, from its beginning: they may round
-        differently."""
-        assignment = self._assignment
-        is_alone = assignment is not None and bool(self._waiting) and not self._roster.trouble and not self._fit()
-        if not is_alone:
-            self._alone_since = None
+    def _restart_run_without_match(self) -> None:
+        """Restart a run whose kind of worker is gone for good: other engines may round differently."""
+        run = self._run
+        if run is None or not self._waiting or self._pool.outage or self._usable_workers():
+            self._no_match_since = None
             return
-        self._alone_since = self._alone_since or time.monotonic()
-        if assignment is not None and time.monotonic() - self._alone_since > ALONE_S:
-            self._note(f"no worker is left that runs {assignment.provider}: the job begins anew with what there is")
+        self._no_match_since = self._no_match_since or time.monotonic()
+        if time.monotonic() - self._no_match_since > NO_MATCH_S:
+            self._note(f"no worker is left that runs {run.provider}: the job restarts with the others")
             while self._waiting:
-                self._waiting.popleft().answer.set_exception(CrewLost())
+                self._waiting.popleft().prediction.set_exception(WorkersLost())
 
-    async def _lose_scheduler(self, reason: str) -> None:
-        """Nobody is to blame; everything under way is sent again when there is a scheduler."""
+    async def _handle_lost_scheduler(self, reason: str) -> None:
+        """Send everything in flight again once there is a scheduler; no task is blamed."""
         count = 0
-        for member in self._roster.members.values():
-            count += len(member.in_flight)
-            self._take_back(member)
-        self._note(f"the scheduler was lost ({reason}) with {count} strips under way, which are sent again")
-        await self._roster.disconnect()
+        for worker in self._pool.workers.values():
+            count += len(worker.in_flight)
+            self._take_back(worker)
+        self._note(f"the scheduler was lost ({reason}) with {count} strips in flight, which are sent again")
+        await self._pool.disconnect()
 
-    async def _lose(self, member: Member) -> None:
-        if not member.in_flight:
+    async def _handle_lost_worker(self, worker: WorkerState) -> None:
+        if not worker.in_flight:
             return
-        is_leaving = await self._roster.is_leaving(member)
+        is_leaving = await self._pool.is_leaving(worker)
         what = "was stopped" if is_leaving else "was lost"
-        self._note(f"worker {member.name} {what} with {_list(member.in_flight)} under way, sent again")
-        # The question that it was at may be another job's, or an answered one.
-        begun = None if is_leaving else await self._roster.last_begun(member)
-        guilty = next((work for work in member.in_flight if work.id == begun), None)
-        self._take_back(member, guilty, f"worker {member.name} was lost")
+        self._note(f"worker {worker.name} {what} with {_list(worker.in_flight)} in flight, sent again")
+        # The task that it started last may be another job's, or a finished one.
+        started = None if is_leaving else await self._pool.last_started(worker)
+        blamed = next((task for task in worker.in_flight if task.id == started), None)
+        self._take_back(worker, blamed, f"worker {worker.name} was lost")
 
-    async def _look_after(self, member: Member) -> None:
-        for work in [work for work in member.in_flight if work.trouble is not None]:
-            member.in_flight.remove(work)
-            self._fail_at(member, work, str(work.trouble) or type(work.trouble).__name__)
-        if not self._is_stuck(member):
+    async def _check_worker(self, worker: WorkerState) -> None:
+        for task in [task for task in worker.in_flight if task.error is not None]:
+            worker.in_flight.remove(task)
+            self._fail_on(worker, task, str(task.error) or type(task.error).__name__)
+        if not self._is_stuck(worker):
             return
-        begun = await self._roster.last_begun(member)  # another job's question may be what it hangs at
-        if not self._is_stuck(member):  # any more
+        started = await self._pool.last_started(worker)  # it may hang at another job's task
+        if not self._is_stuck(worker):  # any more
             return
-        guilty = next((work for work in member.in_flight if work.id == begun), None)
-        silence = f"worker {member.name} did not answer for {in_words(self._stall_s)}"
-        self._note(f"{silence} with {_list(member.in_flight)} under way, sent again; the worker is restarted")
-        self._roster.avoid(member)
-        self._take_back(member, guilty, silence)
-        self._start(self._roster.restart(member))
+        blamed = next((task for task in worker.in_flight if task.id == started), None)
+        silence = f"worker {worker.name} did not respond for {format_duration(self._stall_s)}"
+        self._note(f"{silence} with {_list(worker.in_flight)} in flight, sent again; the worker is restarted")
+        self._pool.ignore(worker)
+        self._take_back(worker, blamed, silence)
+        self._start(self._pool.restart(worker))
 
-    def _is_stuck(self, member: Member) -> bool:
-        began = member.in_flight[0].began if member.in_flight else None
-        return began is not None and time.monotonic() - began > self._stall_s
+    def _is_stuck(self, worker: WorkerState) -> bool:
+        started = worker.in_flight[0].started if worker.in_flight else None
+        return started is not None and time.monotonic() - started > self._stall_s
 
-    def _fail_at(self, member: Member, work: Work, reason: str, refusal: ServiceError | None = None) -> None:
-        """A worker that lives on could not answer: others may. What all of them refuse, or three, is the scene's."""
-        _promote(member)
-        work.tried.add(member.address)
-        others = [other for other in self._fit() if other.address not in work.tried]
-        if refusal is not None and (not others or len(work.tried) >= MOST_FAILURES):
-            work.answer.set_exception(refusal)
+    def _fail_on(self, worker: WorkerState, task: StripTask, reason: str, refusal: ServiceError | None = None) -> None:
+        """Send a task that a living worker failed to others; what all or three of them refuse fails the job."""
+        _mark_started(worker)
+        task.failed_on.add(worker.address)
+        others = [other for other in self._usable_workers() if other.address not in task.failed_on]
+        if refusal is not None and (not others or len(task.failed_on) >= MAX_FAILURES):
+            task.prediction.set_exception(refusal)
             return
-        self._note(f"worker {member.name} failed at {work}, sent again: {reason}")
-        self._send_again(work, f"worker {member.name} failed: {reason}")
+        self._note(f"worker {worker.name} failed at {task}, sent again: {reason}")
+        self._send_again(task, f"worker {worker.name} failed: {reason}")
 
-    def _take_back(self, member: Member, guilty: Work | None = None, blame: str = "") -> None:
-        """Send a worker's questions to others; the one that it was at bears the blame."""
-        for work in reversed([*member.in_flight]):
-            work.losses += bool(blame)
-            self._send_again(work, blame if work is guilty else None)
-        member.in_flight.clear()
+    def _take_back(self, worker: WorkerState, blamed: StripTask | None = None, failure: str = "") -> None:
+        """Send a worker's tasks to others; the failure counts against the task that it was computing."""
+        for task in reversed([*worker.in_flight]):
+            task.losses += bool(failure)
+            self._send_again(task, failure if task is blamed else None)
+        worker.in_flight.clear()
 
-    def _send_again(self, work: Work, blame: str | None) -> None:
-        self._let_go(work)
-        work.began = work.trouble = None
-        if self._assignment is None or work.question.run_id != self._assignment.run_id:  # it ended meanwhile
-            work.answer.set_exception(Cancelled())
+    def _send_again(self, task: StripTask, failure: str | None) -> None:
+        _stop_sending(task)
+        task.started = task.error = None
+        if self._run is None or task.request.run_id != self._run.run_id:  # it ended meanwhile
+            task.prediction.set_exception(Cancelled())
             return
-        if blame is not None:
-            work.failures.append(blame)
-        if len(work.failures) < MOST_FAILURES and work.losses < MOST_LOSSES:
-            self._waiting.appendleft(work)
+        if failure is not None:
+            task.failures.append(failure)
+        if len(task.failures) < MAX_FAILURES and task.losses < MAX_LOSSES:
+            self._waiting.appendleft(task)
             return
-        count = len(work.failures) if len(work.failures) >= MOST_FAILURES else work.losses
-        reasons = f" ({'; '.join(work.failures)})" if work.failures else ""
-        work.answer.set_exception(
+        count = len(task.failures) if len(task.failures) >= MAX_FAILURES else task.losses
+        reasons = f" ({'; '.join(task.failures)})" if task.failures else ""
+        task.prediction.set_exception(
             InferenceFailed(
-                f"{work} of the scene ended {count} workers{reasons}: crop the scene there, or report the job's id"
+                f"{task} of the scene ended {count} workers{reasons}: crop the scene there, or report the job's id"
             )
         )
 
     def _fill(self) -> None:
-        """Give everybody who has room a question."""
-        if self._assignment is None:
+        """Send waiting tasks to workers that have room."""
+        if self._run is None:
             return
-        sha256, provider = self._assignment.sha256, self._assignment.provider
-        for member in self._roster.members.values():
-            refusal = member.refusal(sha256, provider)
-            if refusal and member.name not in self._assignment.refused:
-                self._assignment.refused.add(member.name)
-                self._note(f"worker {member.name} is not used: {refusal}")
-        fit = self._fit()
-        for work in [*self._waiting]:
-            free = [member for member in fit if len(member.in_flight) < LANES]
+        self._note_refusals(self._run)
+        usable = self._usable_workers()
+        for task in [*self._waiting]:
+            free = [worker for worker in usable if len(worker.in_flight) < TASKS_PER_WORKER]
             if not free:
                 return
-            fresh = [member for member in free if member.address not in work.tried]
-            if not fresh and any(member.address not in work.tried for member in fit):
-                continue  # somebody who has not tried it will be free
-            member = min(fresh or free, key=lambda member: len(member.in_flight))
-            self._waiting.remove(work)
-            member.in_flight.append(work)
-            _promote(member)
-            work.sending = asyncio.create_task(self._send(member, work))
+            untried = [worker for worker in free if worker.address not in task.failed_on]
+            if not untried and any(worker.address not in task.failed_on for worker in usable):
+                continue  # a worker that has not tried it will be free
+            worker = min(untried or free, key=lambda worker: len(worker.in_flight))
+            self._waiting.remove(task)
+            worker.in_flight.append(task)
+            _mark_started(worker)
+            task.sending = asyncio.create_task(self._send(worker, task))
 
-    def _fit(self) -> list[Member]:
-        """Workers that questions of the job may be sent to."""
-        if self._assignment is None:
+    def _note_refusals(self, run: ClusterRun) -> None:
+        for worker in self._pool.workers.values():
+            refusal = worker.refusal(run.sha256, run.provider)
+            if refusal and worker.name not in run.refused:
+                run.refused.add(worker.name)
+                self._note(f"worker {worker.name} is not used: {refusal}")
+
+    def _usable_workers(self) -> list[WorkerState]:
+        """Workers that the run's tasks may be sent to."""
+        run = self._run
+        if run is None:
             return []
-        sha256, provider = self._assignment.sha256, self._assignment.provider
-        return [member for member in self._roster.members.values() if member.is_fit(sha256, provider)]
+        return [worker for worker in self._pool.workers.values() if worker.can_run(run.sha256, run.provider)]
 
-    async def _send(self, member: Member, work: Work) -> None:
-        assignment = self._assignment
+    async def _send(self, worker: WorkerState, task: StripTask) -> None:
+        run = self._run
         try:
-            question = await self._roster.send(member, work.question)
-            found = await self._roster.call(member, answer_aloud, question, work.id)
-        except Exception as error:  # of the worker, of the network, of Dask: the watch finds out what it was
-            work.trouble = error
-            self._is_wanted.set()
+            request = await self._pool.send(worker, task.request)
+            found = await self._pool.call(worker, run_task, request, task.id)
+        except Exception as error:  # of the worker, of the network, of Dask: the watch finds out which
+            task.error = error
+            self._is_woken.set()
             return
-        if assignment is None or self._assignment is not assignment:
+        if run is None or self._run is not run:
             return
-        member.in_flight.remove(work)
-        _promote(member)
-        if isinstance(found, Answer):
-            assignment.answered[member.name] += 1
-            work.answer.set_result(found)
-            self._remember_blunders(work)
-        elif isinstance(found, Missing):
-            self._roster.forget_bundle(member, assignment.sha256)
-            self._send_again(work, None)
-        elif isinstance(found, Refused) and found.code == InferenceFailed.code:
-            self._fail_at(member, work, found.detail, found.error)
+        worker.in_flight.remove(task)
+        _mark_started(worker)
+        if isinstance(found, StripPrediction):
+            run.completed[worker.name] += 1
+            task.prediction.set_result(found)
+            self._count_own_failures(task.failed_on)
+        elif isinstance(found, BundleMissing):
+            self._pool.forget_bundle(worker, run.sha256)
+            self._send_again(task, None)
+        elif isinstance(found, Refusal) and found.code == InferenceFailed.code:
+            self._fail_on(worker, task, found.detail, found.error)
         else:
-            work.answer.set_exception(found.error if isinstance(found, Refused) else TypeError(found))
+            task.prediction.set_exception(found.error if isinstance(found, Refusal) else TypeError(found))
         self._fill()
 
-    def _remember_blunders(self, work: Work) -> None:
-        """Whoever failed at a question that another worker answered was to blame itself."""
-        for member in [self._roster.members[place] for place in work.tried if place in self._roster.members]:
-            member.blunders += 1
-            if member.blunders >= MOST_BLUNDERS:
-                self._roster.set_aside(
-                    member, f"it failed at {member.blunders} strips that others answered: see its log, and restart it"
+    def _count_own_failures(self, addresses: Iterable[str]) -> None:
+        """Count a failure against workers that failed a task which another one has now completed."""
+        for worker in [self._pool.workers[address] for address in addresses if address in self._pool.workers]:
+            worker.own_failures += 1
+            if worker.own_failures >= MAX_OWN_FAILURES:
+                self._pool.exclude(
+                    worker,
+                    f"it failed at {worker.own_failures} strips that others completed: see its log, and restart it",
                 )
-
-    def _let_go(self, work: Work) -> None:
-        if work.sending is not None:
-            work.sending.cancel()
-            work.sending = None
 
     def _start(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -303,15 +299,21 @@ class Dispatcher:
 
     def _note(self, text: str, level: int = logging.WARNING) -> None:
         log.log(level, "%s", text)
-        if self._assignment is not None:
-            self._assignment.note(text)
+        if self._run is not None:
+            self._run.note(text)
 
 
-def _promote(member: Member) -> None:
-    """A worker's first question is the one that it is at."""
-    if member.in_flight and member.in_flight[0].began is None:
-        member.in_flight[0].began = time.monotonic()
+def _mark_started(worker: WorkerState) -> None:
+    """A worker computes the first of its tasks."""
+    if worker.in_flight and worker.in_flight[0].started is None:
+        worker.in_flight[0].started = time.monotonic()
 
 
-def _list(works: deque[Work]) -> str:
-    return " and ".join(map(str, works))
+def _stop_sending(task: StripTask) -> None:
+    if task.sending is not None:
+        task.sending.cancel()
+        task.sending = None
+
+
+def _list(tasks: Iterable[StripTask]) -> str:
+    return " and ".join(map(str, tasks))

@@ -1,6 +1,6 @@
-"""What runs on a cluster's workers: bundles kept by their sha256, and blocks of pixels answered by an engine.
+"""What runs on a cluster's workers: bundles kept by their sha256, and strips of pixels classified by an engine.
 
-Nothing here knows Dask. Refusals are answers, so that whatever is raised is the cluster's trouble and not the scene's.
+Nothing here knows Dask. Refusals are returned, so that an exception always means a fault of the cluster.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from model.bundle import FORMAT_VERSION, Bundle, BundleRefused, parse_bundle
-from service.errors import ServiceError, error_of
-from service.mapping.ahead import Cancelled, StageClock, Stop
-from service.mapping.classify import Block, LocalClassifier, Run
-from service.mapping.engines import Device, Engine, make_engine
-from service.mapping.lattice import Plan, Strip
-from service.mapping.view import Pixels
+from hyperscene.errors import ServiceError, error_from_code
+from hyperscene.lru import LruCache
+from hyperscene.model.bundle import FORMAT_VERSION, Bundle, BundleRefused, parse_bundle
+from hyperscene.service.mapping.band_view import PixelRows
+from hyperscene.service.mapping.classify import LocalClassifier, Run, StripInput
+from hyperscene.service.mapping.devices import Device
+from hyperscene.service.mapping.engines import Engine, make_engine
+from hyperscene.service.mapping.lattice import Plan, Strip
+from hyperscene.service.mapping.prefetch import Cancelled, StageClock, Stop
 
-EQUIPMENT = "HYPERSCENE_EQUIPMENT"  # the variable by which a worker's process learns what it has
+OPTIONS_VARIABLE = "HYPERSCENE_ENGINE_OPTIONS"  # environment variable of a worker's process
 KEPT_BUNDLES = 4
 KEPT_STOPS = 1000
 
 
 @dataclass(frozen=True)
-class Equipment:
+class EngineOptions:
     """What a worker computes with."""
 
     device: Device = "auto"
@@ -39,23 +41,26 @@ class Equipment:
     batch: int = 0
 
     def to_variable(self) -> dict[str, str]:
-        """As a variable of the worker's process."""
-        return {EQUIPMENT: json.dumps(asdict(self))}
+        """As an environment variable for the worker's process."""
+        return {OPTIONS_VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
-    def from_variable(cls) -> Equipment:
-        """As this process was told."""
-        return cls(**json.loads(os.environ.get(EQUIPMENT, "{}")))
+    def from_variable(cls) -> EngineOptions:
+        """From this process's environment."""
+        return cls(**json.loads(os.environ.get(OPTIONS_VARIABLE, "{}")))
 
 
-def tag() -> str:
-    """What a worker has to carry to be used: the same package, and bundles of the same format."""
-    return f"hyperscene {version('hyperscene')}, bundle format {FORMAT_VERSION}"
+TASKS_VERSION = 2  # counted up when the names or arguments of tasks change
+
+
+def version_tag() -> str:
+    """The tag that a worker needs to be used: the same package, task and bundle versions."""
+    return f"hyperscene {version('hyperscene')}, tasks {TASKS_VERSION}, bundle format {FORMAT_VERSION}"
 
 
 @dataclass(frozen=True)
-class Ready:
-    """An engine that has a bundle and gives its answers."""
+class EngineInfo:
+    """An engine that has loaded a bundle and passed its check."""
 
     device: str
     provider: str
@@ -63,113 +68,108 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Missing:
-    """The bundle has not come here yet."""
+class BundleMissing:
+    """The worker does not have the bundle yet."""
 
 
 @dataclass(frozen=True)
-class Refused:
-    """Work that was refused or failed for a reason that a person can act on."""
+class Refusal:
+    """A request that was refused or failed for a reason that a person can act on."""
 
     code: str
     detail: str
 
     @classmethod
-    def because(cls, error: ServiceError) -> Refused:
+    def of(cls, error: ServiceError) -> Refusal:
         return cls(error.code, str(error))
 
     @property
     def error(self) -> ServiceError:
-        """The refusal as it was raised."""
-        return error_of(self.code, self.detail)
+        """The error as it was raised."""
+        return error_from_code(self.code, self.detail)
 
 
 @dataclass(frozen=True)
-class Question:
-    """Groups of a scene's lattice with the pixels that their patches cover."""
+class StripRequest:
+    """Batch rows of a scene's lattice with the pixels that their patches cover."""
 
     run_id: str
     sha256: str  # of the bundle
     plan: Plan  # without its strips
-    groups: list[int]
-    pixels: Pixels
+    batch_rows: list[int]
+    pixels: PixelRows
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What the network said, group by group, and for how long it was busy."""
+class StripPrediction:
+    """Probabilities by batch row, and how long the network was busy."""
 
-    probabilities: list[NDArray[np.float32]]  # as in Answers
+    probabilities: list[NDArray[np.float32]]  # as in Predictions
     seconds: float
 
 
-_engines: dict[str, tuple[Bundle, Engine]] = {}  # by the bundle's sha256
-_stops: dict[str, Stop] = {}  # by run
+_engines: LruCache[str, tuple[Bundle, Engine]] = LruCache(KEPT_BUNDLES)  # by the bundle's sha256
+_stops: LruCache[str, Stop] = LruCache(KEPT_STOPS)  # by run
 _lock = threading.Lock()
 
 
-def equip(sha256: str) -> Ready | Missing:
-    """Whether the bundle is here."""
+def find_engine(sha256: str) -> EngineInfo | BundleMissing:
+    """The engine that has loaded a bundle."""
     with _lock:
-        if sha256 not in _engines:
-            return Missing()
-        engine = _engines[sha256][1]
-    return Ready(engine.device, engine.provider, engine.batch)
+        kept = _engines.get(sha256)
+    return BundleMissing() if kept is None else _info(kept[1])
 
 
-def keep_bundle(content: bytes, sha256: str, name: str) -> Ready | Missing | Refused:
-    """Load a bundle that was sent, and try it."""
+def receive_bundle(content: bytes, sha256: str, name: str) -> EngineInfo | Refusal:
+    """Load a bundle that was sent, and check it."""
     if hashlib.sha256(content).hexdigest() != sha256:
-        return Refused("not_ready", f"the bundle {name} was damaged on its way")
-    equipment = Equipment.from_variable()
+        return Refusal("not_ready", f"the bundle {name} was damaged in transfer")
+    options = EngineOptions.from_variable()
     try:
         bundle = parse_bundle(content, Path(name))
-        engine = make_engine(bundle, equipment.device, equipment.threads, equipment.batch)
+        engine = make_engine(bundle, options.device, options.threads, options.batch)
     except (ServiceError, BundleRefused) as error:
-        return Refused("not_ready", str(error))
+        return Refusal("not_ready", str(error))
     with _lock:
-        while len(_engines) >= KEPT_BUNDLES:
-            _engines.pop(next(iter(_engines)))
-        _engines[sha256] = bundle, engine
-    return equip(sha256)
+        return _info(_engines.get_or_make(sha256, lambda: (bundle, engine))[1])
 
 
-def answer_question(question: Question) -> Answer | Missing | Refused:
-    """Ask the network about a block."""
+def _info(engine: Engine) -> EngineInfo:
+    return EngineInfo(engine.device, engine.provider, engine.batch)
+
+
+def predict_strip(request: StripRequest) -> StripPrediction | BundleMissing | Refusal:
+    """Run the network on a strip."""
     with _lock:
-        kept, stop = _engines.get(question.sha256), _stop_of(question.run_id)
+        kept, stop = _engines.get(request.sha256), _stop_of(request.run_id)
     if kept is None:
-        return Missing()
+        return BundleMissing()
     (bundle, engine), clock = kept, StageClock()
-    run = Run(bundle.manifest, question.plan, clock, lambda done, total: None, stop)
+    run = Run(bundle.manifest, request.plan, clock, stop)
     try:
-        answered = LocalClassifier(engine, run).classify(_blocks(question))
-        probabilities = [answers.probabilities for block in answered for answers in block.answers]
-        return Answer(probabilities, clock.seconds.get("network", 0.0))
+        classified = LocalClassifier(engine, run).classify(_strip_inputs(request))
+        probabilities = [predictions.probabilities for strip in classified for predictions in strip.predictions]
+        return StripPrediction(probabilities, clock.seconds.get("network", 0.0))
     except Cancelled:
-        return Refused("not_ready", "the job was stopped")
+        return Refusal("not_ready", "the job was stopped")
     except ServiceError as error:
-        return Refused.because(error)
+        return Refusal.of(error)
     except MemoryError:
-        return Refused("inference_failed", "a worker's memory ran out: crop the scene, or give workers more of it")
+        return Refusal("inference_failed", "a worker ran out of memory: crop the scene, or give workers more memory")
 
 
-def _blocks(question: Question) -> Generator[Block, None, None]:
-    pixels = question.pixels
-    for group in question.groups:
-        strip = Strip(0, pixels.top, pixels.bottom, range(group, group + 1))
-        yield Block(strip, strip.groups, pixels)
+def _strip_inputs(request: StripRequest) -> Generator[StripInput, None, None]:
+    pixels = request.pixels
+    for batch_row in request.batch_rows:
+        strip = Strip(0, pixels.top, pixels.bottom, range(batch_row, batch_row + 1))
+        yield StripInput(strip, strip.batch_rows, pixels)
 
 
 def stop_run(run_id: str) -> None:
-    """End what is being computed for a run, and do not begin what waits."""
+    """Stop what is being computed for a run, and refuse its later requests."""
     with _lock:
         _stop_of(run_id).leave()
 
 
 def _stop_of(run_id: str) -> Stop:
-    if run_id not in _stops:
-        while len(_stops) >= KEPT_STOPS:
-            _stops.pop(next(iter(_stops)))
-        _stops[run_id] = Stop()
-    return _stops[run_id]
+    return _stops.get_or_make(run_id, Stop)
