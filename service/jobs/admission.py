@@ -1,4 +1,4 @@
-"""Admission: what comes in is checked, put in its place and kept in the store, and then its sender hears of it."""
+"""Admission: checks scenes and jobs that are submitted, moves them into the data folder and adds them to the store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import disk_usage, rmtree
@@ -14,43 +14,43 @@ from typing import Any
 
 import numpy as np
 
-from model.spectra import BandMatch
-from service.errors import (
+from hyperscene.errors import (
     BandsMissing,
     NoSuchScene,
     NotReady,
     QueueFull,
-    SceneIncomplete,
     SceneInUse,
     SceneTooLarge,
-    SceneUnreadable,
     ServiceError,
     StorageFull,
-    error_of,
-    in_words,
+    error_from_code,
+    format_duration,
 )
-from service.jobs.disk import drop_job, flush, flush_folder
-from service.jobs.inspector import MOST_REFERRING, Inspector
-from service.jobs.models import Models, ServedModel
-from service.jobs.records import JobRecord, SceneRecord, new_id
-from service.jobs.store import Store
-from service.jobs.supervisor import Supervisor
-from service.jobs.views import Views
-from service.mapping.blend import BLENDS, Blend
-from service.mapping.pipeline import STRIDES, TALLEST_STRIP_PX, MapOptions
-from service.mapping.remote import address_of, allowed_path
-from service.mapping.scenes import ENVI_SUFFIXES, FORMATS, TIFF_MAGIC
-from service.mapping.strips import PROBABILITY_TYPES, ProbabilityType
-from service.mapping.view import match_manifest
-from service.settings import Settings
+from hyperscene.model.spectra import BandMatch
+from hyperscene.service.jobs.disk import drop_job, flush, flush_folder
+from hyperscene.service.jobs.inspector import MAX_REMOTE, Inspector
+from hyperscene.service.jobs.models import Models, ServedModel
+from hyperscene.service.jobs.previews import Previews
+from hyperscene.service.jobs.received_files import ReceivedFile, clean_name, name_scene_files, with_sent_names
+from hyperscene.service.jobs.records import JobRecord, SceneRecord, new_id
+from hyperscene.service.jobs.store import Store
+from hyperscene.service.jobs.supervisor import Supervisor
+from hyperscene.service.mapping.band_view import match_manifest
+from hyperscene.service.mapping.blend import BLENDS, Blend
+from hyperscene.service.mapping.options import MAX_STRIP_PX, STRIDES, MapOptions
+from hyperscene.service.mapping.remote import address_of, allowed_path
+from hyperscene.service.mapping.strips import PROBABILITY_TYPES, ProbabilityType
+from hyperscene.service.settings import Settings
 
 log = logging.getLogger("hyperscene.admission")
 
-LONGEST_NAME = 255
-HEADER_NAME = "scene.hdr"  # of every ENVI header that comes in
-SHARED_STRIP_PX = 32  # strips that several machines share are short: there are some for everybody
-# What a caller may choose from.
-CHOICES: dict[str, tuple[Any, ...]] = {"stride_px": STRIDES, "blend": BLENDS, "probability_type": PROBABILITY_TYPES}
+SHARED_STRIP_PX = 32  # strips for a cluster are short, so that every worker gets some
+# The values of the options that a request may set.
+ALLOWED: dict[str, tuple[Any, ...]] = {
+    "stride_px": STRIDES,
+    "blend": BLENDS,
+    "probability_type": PROBABILITY_TYPES,
+}
 MATCHES = {
     "same": "the same bands",
     "resampled": "bands that can be resampled",
@@ -59,18 +59,8 @@ MATCHES = {
 
 
 @dataclass(frozen=True)
-class ReceivedFile:
-    """A file of an upload, on disk under a name of ours."""
-
-    path: Path
-    name: str  # as the sender calls it
-    start: bytes  # its first four bytes
-    size_bytes: int
-
-
-@dataclass(frozen=True)
 class JobRequest:
-    """What a caller may choose; None and 0 leave it to us."""
+    """The options of a job; None and 0 select the default."""
 
     model: str | None = None
     stride_px: int = 0
@@ -79,7 +69,7 @@ class JobRequest:
 
 
 class Admission:
-    """The door: scenes and jobs come in here, and leave when they are dismissed or expire."""
+    """Adds scenes and jobs, and removes them when they are dismissed or expire."""
 
     def __init__(
         self,
@@ -88,24 +78,24 @@ class Admission:
         models: Models,
         inspector: Inspector,
         supervisor: Supervisor,
-        views: Views,
+        previews: Previews,
     ) -> None:
         self._settings = settings
         self._store = store
         self._models = models
         self._inspector = inspector
         self._supervisor = supervisor
-        self._views = views
+        self._previews = previews
         self._uploads = 0
         self._job_uploads = 0
         self._was_ready = False
-        self._referring = threading.BoundedSemaphore(MOST_REFERRING)
+        self._remote_slots = threading.BoundedSemaphore(MAX_REMOTE)
 
     # Before an upload is read
 
     @contextmanager
-    def slot(self, *, is_job: bool) -> Generator[None, None, None]:
-        """A place for an upload, and for the job it will be, so that others see that it is taken."""
+    def upload_slot(self, *, is_job: bool) -> Generator[None, None, None]:
+        """Count an upload, and the job that it will become, against the limits."""
         self._uploads += 1
         self._job_uploads += is_job
         try:
@@ -114,36 +104,36 @@ class Admission:
             self._uploads -= 1
             self._job_uploads -= is_job
 
-    def require_place(self, expected_bytes: int | None, *, is_job: bool) -> None:
-        """Refuse an upload that has a slot before a byte of it is read."""
+    def require_capacity(self, expected_bytes: int | None, *, is_job: bool) -> None:
+        """Refuse an upload, which has its slot already, before its body is read."""
         if expected_bytes is not None and expected_bytes > self._settings.max_upload_bytes:
             raise self.too_many_bytes()
-        self._require_room(expected_bytes or 0)
+        self._require_disk(expected_bytes or 0)
         if is_job:
-            self.require_queue()
+            self.require_queue_slot()
         if self._uploads > self._settings.max_uploads:
-            raise self._come_back(f"{self._settings.max_uploads} uploads are under way, as many as this server takes")
+            raise self._queue_full(f"{self._settings.max_uploads} uploads are in progress, which is the limit")
 
-    def require_queue(self) -> None:
-        """A place in the queue, and a worker that will get to it."""
+    def require_queue_slot(self) -> None:
+        """Refuse a job if the queue is full or no worker is ready."""
         self._require_workers()
         waiting = self._store.count_jobs().get("accepted", 0) + max(0, self._job_uploads - 1)
         if waiting >= self._settings.max_waiting:
-            raise self._come_back(f"{waiting} jobs wait, as many as this server takes")
+            raise self._queue_full(f"{waiting} jobs are waiting, which is the limit")
 
-    def _require_room(self, needed_bytes: int) -> None:
-        """Disk for an upload and what has to stay free."""
+    def _require_disk(self, needed_bytes: int) -> None:
+        """Refuse an upload that does not fit on the disk."""
         free = disk_usage(self._settings.data).free
         if needed_bytes + self._settings.min_free_bytes > free:
             raise StorageFull(
-                f"the upload needs {needed_bytes} bytes beside the {int(self._settings.min_free_bytes)} that stay "
-                f"free, and {free} are free: try again later, or ask the operator to make room"
+                f"the upload needs {needed_bytes} bytes and {int(self._settings.min_free_bytes)} must stay free, but "
+                f"{free} are free: try again later, or ask the operator to make room"
             )
 
     def too_many_bytes(self) -> SceneTooLarge:
-        """The refusal of an upload that is too long."""
+        """The error for an upload that is too long."""
         return SceneTooLarge(
-            f"the upload is longer than {int(self._settings.max_upload_bytes)} bytes, which this server accepts: "
+            f"the upload is longer than the {int(self._settings.max_upload_bytes)} bytes that this server accepts: "
             "crop the scene"
         )
 
@@ -158,7 +148,7 @@ class Admission:
             error.headers = {"Retry-After": "3"}
             raise error
 
-    def _come_back(self, why: str) -> QueueFull:
+    def _queue_full(self, why: str) -> QueueFull:
         seconds = self._store.mean_job_seconds() or 5.0
         after_s = min(600, max(1, round(seconds * self._settings.max_waiting / (4 * len(self._supervisor.slots)))))
         error = QueueFull(f"{why}: try again in {after_s} s")
@@ -173,13 +163,13 @@ class Admission:
         folder.mkdir(parents=True)
         return folder
 
-    def take_in(self, folder: Path, files: list[ReceivedFile], owner: str, *, is_temporary: bool) -> SceneRecord:
-        """A received scene in its place on disk, understood and safe from a power cut, but not in the store yet."""
-        data = arrange(files)
+    def receive_scene(self, folder: Path, files: list[ReceivedFile], owner: str, *, is_temporary: bool) -> SceneRecord:
+        """Inspect a received scene and move it into the data folder, flushed to disk; it is not in the store yet."""
+        data = name_scene_files(files)
         try:
-            document = self._inspector.look_at_scene(data.path, self._settings.limits)
+            document = self._inspector.inspect_scene(data.path, self._settings.limits)
         except ServiceError as error:
-            raise error_of(error.code, _in_senders_words(str(error), data, files)) from error
+            raise error_from_code(error.code, with_sent_names(str(error), data, files)) from error
         flush_folder(folder)
         now, scene_id = time.time(), folder.name
         target = self._settings.scene_folder(scene_id)
@@ -197,15 +187,15 @@ class Admission:
             is_temporary=is_temporary,
         )
 
-    def refer(self, href: str, owner: str, *, is_temporary: bool) -> SceneRecord:
-        """A scene that is read in place, where it lies, understood but not in the store yet."""
+    def reference_scene(self, href: str, owner: str, *, is_temporary: bool) -> SceneRecord:
+        """Inspect a scene that stays on another host; it is not in the store yet."""
         path = allowed_path(href, self._settings.hrefs)
-        if not self._referring.acquire(blocking=False):  # a place that stalls holds up nobody else
-            raise self._come_back(f"{MOST_REFERRING} scenes in other places are being looked at, as many as at a time")
+        if not self._remote_slots.acquire(blocking=False):  # a host that does not respond must not block others
+            raise self._queue_full(f"{MAX_REMOTE} remote scenes are being read, which is the limit")
         try:
-            document = self._inspector.look_at_place(path, self._settings.limits)
+            document = self._inspector.inspect_remote_scene(path, self._settings.limits)
         finally:
-            self._referring.release()
+            self._remote_slots.release()
         now = time.time()
         return SceneRecord(
             id=new_id(),
@@ -220,9 +210,9 @@ class Admission:
             href=href,
         )
 
-    def keep_scene(self, scene: SceneRecord) -> SceneRecord:
-        """Put a taken-in scene into the store."""
-        with self._or_drop(scene):
+    def store_scene(self, scene: SceneRecord) -> SceneRecord:
+        """Add a received scene to the store."""
+        with self._removed_on_error(scene):
             self._store.add_scene(scene)
         return scene
 
@@ -232,28 +222,28 @@ class Admission:
         if scene is None:
             raise NoSuchScene(
                 f"there is no scene {scene_id[:100]!r}: it may have expired, since scenes are kept for "
-                f"{in_words(self._settings.keep_scenes_s)}; send it again"
+                f"{format_duration(self._settings.keep_scenes_s)}; send it again"
             )
         return scene
 
     def matches(self, scene: SceneRecord) -> dict[str, str]:
-        """What each model says to the scene's bands."""
-        words = {}
+        """How the scene's bands match each model."""
+        found = {}
         for name, model in self._models.by_name.items():
             try:
-                words[name] = MATCHES[match_model(scene, model).kind]
+                found[name] = MATCHES[match_model(scene, model).kind]
             except BandsMissing as error:
-                words[name] = f"does not match: {error}"
-        return words
+                found[name] = f"does not match: {error}"
+        return found
 
     def delete_scene(self, scene: SceneRecord) -> None:
-        """Forget a scene and free its disk."""
+        """Remove a scene and its files."""
         if not self._store.remove_scene(scene.id):
             raise SceneInUse(f"a job still has to read the scene {scene.id}: wait for it, or dismiss it first")
         rmtree(self._settings.scene_folder(scene.id), ignore_errors=True)
 
     @contextmanager
-    def _or_drop(self, scene: SceneRecord) -> Generator[None, None, None]:
+    def _removed_on_error(self, scene: SceneRecord) -> Generator[None, None, None]:
         try:
             yield
         except BaseException:
@@ -263,11 +253,11 @@ class Admission:
     # Jobs
 
     def check(self, scene: SceneRecord, request: JobRequest) -> tuple[ServedModel, MapOptions]:
-        """Refuse what a worker would refuse, as far as it can be known from the header."""
+        """Refuse what a worker would refuse, as far as the header tells."""
         model = self._models.find(request.model)
         match_model(scene, model)
         options = MapOptions(request.stride_px, request.blend, request.probability_type, self._settings.strip_px)
-        tallest_px = SHARED_STRIP_PX if self._settings.cluster else TALLEST_STRIP_PX
+        tallest_px = SHARED_STRIP_PX if self._settings.cluster else MAX_STRIP_PX
         return model, options.settled(model.manifest, scene.document["cols"], tallest_px)
 
     def submit(
@@ -281,8 +271,8 @@ class Admission:
         execution: dict[str, Any] | None = None,
         is_new_scene: bool = False,
     ) -> JobRecord:
-        """A job in the store, for a scene that lies there or comes with it."""
-        with self._or_drop(scene) if is_new_scene else _nothing():
+        """Add a job for a scene that is in the store, or that is added with it."""
+        with self._removed_on_error(scene) if is_new_scene else nullcontext():
             model, options = self.check(scene, request)
             now = time.time()
             job = JobRecord(
@@ -302,24 +292,24 @@ class Admission:
             try:
                 kept = self._store.add_job(job, self._settings.max_waiting, scene if is_new_scene else None)
             except QueueFull as error:
-                raise self._come_back(str(error)) from error
-        if kept.id != job.id and is_new_scene:  # the key made a job before, with a scene of its own
+                raise self._queue_full(str(error)) from error
+        if kept.id != job.id and is_new_scene:  # the key was used before, for a job with its own scene
             rmtree(self._settings.scene_folder(scene.id), ignore_errors=True)
         log.info("accepted", extra={"job_id": kept.id})
         self._supervisor.wake()
         if kept.id == job.id:
-            self._views.make_ahead(scene)
+            self._previews.make_early(scene)
         return kept
 
     def dismiss(self, job: JobRecord) -> None:
-        """Stop a job or drop its results, and free its disk; a worker that has it frees it once more when it stops."""
+        """Stop a job or drop its results, and remove its files; its worker removes what it still writes."""
         self._store.dismiss(job.id, self._settings.keep_results_s)
         self._supervisor.wake()
         drop_job(self._settings, self._store, job)
         log.info("dismissed", extra={"job_id": job.id})
 
     def expire(self) -> None:
-        """Drop what is past its time."""
+        """Remove expired jobs and scenes."""
         now = time.time()
         for job_id in self._store.expired_jobs(now):
             if job := self._store.job(job_id):
@@ -331,55 +321,6 @@ class Admission:
 
 
 def match_model(scene: SceneRecord, model: ServedModel) -> BandMatch:
-    """How the scene's good bands become the model's, or the refusal."""
+    """How the scene's good bands become the model's; raises if they cannot."""
     nm = scene.document["wavelengths_nm"]
     return match_manifest(None if nm is None else np.array(nm), scene.document["bands"], model.manifest)
-
-
-def arrange(files: list[ReceivedFile]) -> ReceivedFile:
-    """Give the files of a scene the names that GDAL looks for; answers the data file. Sidecars are refused."""
-    for file in files:
-        if file.size_bytes == 0:
-            raise SceneUnreadable(f"{clean_name(file.name)} is empty: send {FORMATS}")
-    tiffs = [file for file in files if file.start in TIFF_MAGIC]
-    headers = [file for file in files if file.start == b"ENVI"]
-    others = [file for file in files if file not in tiffs and file not in headers]
-    if len(files) == 1 and tiffs:
-        return _renamed(tiffs[0], "scene.tif")
-    if len(files) == 1 and headers:
-        raise SceneIncomplete(f"{clean_name(headers[0].name)} is an ENVI header without its data: send both as `scene`")
-    if len(files) == 1 and Path(others[0].name).suffix.lower() in ENVI_SUFFIXES:
-        raise SceneIncomplete(f"{clean_name(others[0].name)} is ENVI data without its header: send both as `scene`")
-    if len(files) == 2 and len(headers) == 1 and len(others) == 1:
-        _renamed(headers[0], HEADER_NAME)
-        return _renamed(others[0], "scene.img")
-    names = ", ".join(clean_name(file.name) for file in files[:4]) or "nothing"
-    raise SceneUnreadable(
-        f"a scene is one GeoTIFF, or ENVI data and its header, by their content and with nothing beside; found {names}"
-    )
-
-
-def _in_senders_words(text: str, data: ReceivedFile, files: list[ReceivedFile]) -> str:
-    """A refusal with the names that the sender knows the files by."""
-    for file in files:
-        name = HEADER_NAME if file.start == b"ENVI" else data.path.name
-        text = text.replace(name, clean_name(file.name))
-    return text
-
-
-def _renamed(file: ReceivedFile, name: str) -> ReceivedFile:
-    path = file.path.with_name(name)
-    file.path.rename(path)
-    return ReceivedFile(path, file.name, file.start, file.size_bytes)
-
-
-def clean_name(name: str) -> str:
-    """A sender's name for a file, fit to be shown: no folders, nothing unprintable, not too long."""
-    last = name.replace("\\", "/").rsplit("/", 1)[-1]
-    shown = "".join(letter for letter in last if letter.isprintable())
-    return shown[:LONGEST_NAME].strip() or "scene"
-
-
-@contextmanager
-def _nothing() -> Generator[None, None, None]:
-    yield

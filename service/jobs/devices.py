@@ -1,4 +1,4 @@
-"""What a worker computes with: an engine of its own, or the workers of a cluster."""
+"""What a worker computes with: an engine of this machine, or the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -6,123 +6,131 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from model.bundle import Bundle, load_bundle
-from service.errors import NotReady
-from service.mapping.classify import Crew
-from service.mapping.engines import Device, Engine, make_engine
-from service.settings import Settings
+from hyperscene.errors import NotReady
+from hyperscene.lru import LruCache
+from hyperscene.model.bundle import Bundle, read_bundle
+from hyperscene.service.mapping.classify import RemoteEngine
+from hyperscene.service.mapping.devices import Device
+from hyperscene.service.mapping.engine_health import engines_left_out
+from hyperscene.service.mapping.engines import Engine, make_engine
+from hyperscene.service.settings import Settings
 
-CLUSTER = "cluster"  # the device that is several machines
+CLUSTER = "cluster"  # the device that stands for several machines
 KEPT_ENGINES = 4
 
 Note = Callable[[str], None]
 
 
-class Devices(Protocol):
-    """Whatever answers for a model."""
+class WorkerDevice(Protocol):
+    """Runs models for a worker."""
 
     @property
-    def trouble(self) -> str | None:
+    def outage(self) -> str | None:
         """Why nothing can be computed right now, where that may pass."""
 
-    def members(self) -> list[dict[str, Any]]:
-        """Of a cluster: every worker by name, and why it is not used; None where it is."""
+    def left_out(self) -> list[str]:
+        """Why engines that could have been used are not."""
+
+    def cluster_workers(self) -> list[dict[str, Any]]:
+        """Every worker of a cluster by name, with the reason why it is not used, or None."""
 
     def check(self, model: str) -> tuple[str, str]:
-        """The device and what runs a model on it; raises why nothing can."""
+        """The device and the provider that run a model; raises if none can."""
 
-    def take(self, model: str, note: Note, is_over: Callable[[], bool]) -> tuple[Bundle, Engine | Crew]:
-        """A model and what runs it, for one job; what happens on the way is noted."""
+    def open_model(self, model: str, note: Note, is_over: Callable[[], bool]) -> tuple[Bundle, Engine | RemoteEngine]:
+        """A bundle and its engine for one job; `note` adds to the job's events."""
 
 
-class Shelf:
-    """The bundles that are served, by name; the last ones used are kept."""
+class BundleCache:
+    """The served bundles by name; those used last stay loaded."""
 
-    def __init__(self, bundles: dict[str, Path]) -> None:
-        self._paths = bundles
-        self._kept: dict[str, Bundle] = {}
+    def __init__(self, paths: dict[str, Path]) -> None:
+        self._paths = paths
+        self._loaded: LruCache[str, Bundle] = LruCache(KEPT_ENGINES)
 
-    def find(self, model: str) -> Bundle:
-        """A bundle, self-checked."""
+    def load(self, model: str) -> Bundle:
+        """A bundle; its engine verifies its reference output."""
         if model not in self._paths:
             raise NotReady(f"the model {model} is no longer served: send the scene again with another one")
-        if model not in self._kept:
-            while len(self._kept) >= KEPT_ENGINES:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[model] = load_bundle(self._paths[model])
-        return self._kept[model]
+        return self._loaded.get_or_make(model, lambda: read_bundle(self._paths[model]))
 
 
-class OwnDevice:
+class LocalDevice:
     """One device of this machine."""
 
-    trouble = None
+    outage = None
 
-    def __init__(self, settings: Settings, device: str, threads: int, shelf: Shelf) -> None:
+    def __init__(self, settings: Settings, device: str, threads: int, bundles: BundleCache) -> None:
         self._kind: Device = device.partition(":")[0]  # type: ignore[assignment]
         self._threads = threads
         self._batch = settings.batch
-        self._shelf = shelf
-        self._engines: dict[str, Engine] = {}  # by the bundle's sha256
+        self._bundles = bundles
+        self._engines: LruCache[str, Engine] = LruCache(KEPT_ENGINES)  # by the bundle's sha256
 
-    def members(self) -> list[dict[str, Any]]:
+    def left_out(self) -> list[str]:
+        """Why engines of this machine are not used."""
+        return engines_left_out(self._kind)
+
+    def cluster_workers(self) -> list[dict[str, Any]]:
         """None: it is one machine."""
         return []
 
     def check(self, model: str) -> tuple[str, str]:
-        """The device and what runs a model on it."""
-        engine = self._engine(self._shelf.find(model))
+        """The device and the provider that run a model."""
+        engine = self._engine(self._bundles.load(model))
         return engine.device, engine.provider
 
-    def take(self, model: str, note: Note, is_over: Callable[[], bool]) -> tuple[Bundle, Engine]:
-        """A model and its engine."""
-        bundle = self._shelf.find(model)
+    def open_model(self, model: str, note: Note, is_over: Callable[[], bool]) -> tuple[Bundle, Engine]:
+        """A bundle and its engine."""
+        bundle = self._bundles.load(model)
         return bundle, self._engine(bundle)
 
     def _engine(self, bundle: Bundle) -> Engine:
-        if bundle.sha256 not in self._engines:
-            while len(self._engines) >= KEPT_ENGINES:
-                self._engines.pop(next(iter(self._engines)))
-            self._engines[bundle.sha256] = make_engine(bundle, self._kind, self._threads, self._batch)
-        return self._engines[bundle.sha256]
+        return self._engines.get_or_make(
+            bundle.sha256, lambda: make_engine(bundle, self._kind, self._threads, self._batch)
+        )
 
 
 class ClusterDevice:
-    """All workers of a cluster; nothing of Dask is imported without it."""
+    """All workers of a cluster; Dask is imported here only."""
 
-    def __init__(self, settings: Settings, shelf: Shelf) -> None:
+    def __init__(self, settings: Settings, bundles: BundleCache) -> None:
         try:
-            from service.cluster.crew import Cluster
+            from hyperscene.service.cluster.remote_engine import Cluster
         except ModuleNotFoundError as error:
             raise NotReady(f"a cluster needs the package {error.name}: pip install 'hyperscene[cluster]'") from error
         self._cluster = Cluster(settings)
-        self._shelf = shelf
+        self._bundles = bundles
 
     @property
-    def trouble(self) -> str | None:
+    def outage(self) -> str | None:
         """Why no worker of the cluster can be used."""
-        return self._cluster.trouble
+        return self._cluster.outage
 
-    def members(self) -> list[dict[str, Any]]:
+    def left_out(self) -> list[str]:
+        """None: the workers use their own engines."""
+        return []
+
+    def cluster_workers(self) -> list[dict[str, Any]]:
         """Every worker that the scheduler lists."""
-        return self._cluster.members()
+        return self._cluster.list_workers()
 
     def check(self, model: str) -> tuple[str, str]:
         """What the cluster's workers run."""
-        found = self._cluster.choice(self._shelf.find(model))
+        bundle = self._bundles.load(model)
+        found = self._cluster.choose_engine(bundle)
         if found is None:
-            bundle = self._shelf.find(model)
-            reason = self.trouble or self._cluster.refusal(bundle) or "the cluster's workers are being given the bundle"
+            reason = self.outage or self._cluster.refusal(bundle) or "the cluster's workers are loading the bundle"
             raise NotReady(reason)
         return CLUSTER, found.provider
 
-    def take(self, model: str, note: Note, is_over: Callable[[], bool]) -> tuple[Bundle, Crew]:
-        """A model and the workers that have it; waits until there are some."""
-        bundle = self._shelf.find(model)
-        return bundle, self._cluster.crew(bundle, note, is_over)
+    def open_model(self, model: str, note: Note, is_over: Callable[[], bool]) -> tuple[Bundle, RemoteEngine]:
+        """A bundle and the workers that have loaded it; waits until there are some."""
+        bundle = self._bundles.load(model)
+        return bundle, self._cluster.engine(bundle, note, is_over)
 
 
-def open_device(settings: Settings, device: str, threads: int, bundles: dict[str, Path]) -> Devices:
-    """What a slot's worker computes with."""
-    shelf = Shelf(bundles)
-    return ClusterDevice(settings, shelf) if device == CLUSTER else OwnDevice(settings, device, threads, shelf)
+def open_device(settings: Settings, device: str, threads: int, bundles: dict[str, Path]) -> WorkerDevice:
+    """What a worker computes with."""
+    cache = BundleCache(bundles)
+    return ClusterDevice(settings, cache) if device == CLUSTER else LocalDevice(settings, device, threads, cache)

@@ -1,4 +1,4 @@
-"""The data folder: what survives a power cut, and what is removed when it is over."""
+"""The data folder: flushing files to disk, and removing them."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import re
 from pathlib import Path
 from shutil import rmtree
 
-from service.jobs.records import JobRecord, SceneRecord
-from service.jobs.store import Store
-from service.mapping.remote import allowed_path
-from service.settings import Settings
+from hyperscene.service.jobs.records import JobRecord, SceneRecord
+from hyperscene.service.jobs.store import Store
+from hyperscene.service.mapping.remote import allowed_path
+from hyperscene.service.settings import Settings
 
-OURS = re.compile("[0-9a-f]{32}")  # the names that we give; whatever else lies in the data folder is somebody's own
+OUR_NAMES = re.compile("[0-9a-f]{32}")  # other files in the data folder are not ours to remove
 
 
 def data_path(settings: Settings, scene: SceneRecord) -> Path:
-    """The name under which a scene's data are opened: here, or in another place that may still be read from."""
+    """The path that opens a scene's data: a local file, or an address that is still allowed."""
     if scene.href is not None:
         return allowed_path(scene.href, settings.hrefs)
     return settings.scene_folder(scene.id) / scene.file
 
 
 def version_of(scene: SceneRecord) -> str:
-    """What tells a file in another place from one that has taken its place."""
+    """Identifies the content of a remote file; another file at its address has another version."""
     return str(scene.document.get("version", ""))
 
 
 def drop_job(settings: Settings, store: Store, job: JobRecord) -> None:
-    """Everything of a job that was dismissed, failed or expired: its folder, and the scene that came with it."""
+    """Remove the folder and the temporary scene of a job that was dismissed, failed or expired."""
     rmtree(settings.job_folder(job.id), ignore_errors=True)
     scene = store.scene(job.scene_id)
     if scene is not None and scene.is_temporary and store.remove_scene(scene.id):
@@ -36,22 +36,22 @@ def drop_job(settings: Settings, store: Store, job: JobRecord) -> None:
 
 
 def drop_work(settings: Settings, job_id: str) -> None:
-    """What only the work needed: strips, answers, attempts."""
+    """Remove all files of a finished job but its results."""
     for path in settings.job_folder(job_id).glob("*"):
         if path != settings.results_folder(job_id):
             rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def sweep(settings: Settings, store: Store) -> None:
-    """What a killed server left: uploads that were not taken in, stray folders, half-made views, finished work."""
+    """Remove what a killed server left: unfinished uploads and previews, unknown folders, files of finished jobs."""
     for folder in _ours(settings.data / "incoming"):
         rmtree(folder, ignore_errors=True)
-    scenes, jobs = store.known("scenes"), store.known("jobs")
+    scenes, jobs = store.ids("scenes"), store.ids("jobs")
     for folder in _ours(settings.data / "scenes"):
         if folder.name not in scenes:
             rmtree(folder, ignore_errors=True)
-        for half_made in settings.views_folder(folder.name).glob("half-*"):
-            rmtree(half_made, ignore_errors=True)
+        for unfinished in settings.previews_folder(folder.name).glob("half-*"):
+            rmtree(unfinished, ignore_errors=True)
     for folder in _ours(settings.data / "jobs"):
         if folder.name not in jobs:
             rmtree(folder, ignore_errors=True)
@@ -62,17 +62,17 @@ def sweep(settings: Settings, store: Store) -> None:
 
 
 def _ours(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("*") if OURS.fullmatch(path.name)]
+    return [path for path in folder.glob("*") if OUR_NAMES.fullmatch(path.name)]
 
 
 def flush_folder(folder: Path) -> None:
-    """What lies in a folder survives a power cut from here on."""
+    """Flush the files of a folder to disk, so that they survive a power cut."""
     for path in [*folder.iterdir(), folder]:
         flush(path)
 
 
 def flush(path: Path) -> None:
-    """A file, or the names in a folder, survive a power cut from here on."""
+    """Flush a file, or the names in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

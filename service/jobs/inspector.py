@@ -1,4 +1,4 @@
-"""The first look at a file from outside, in child processes."""
+"""Reads the header of uploaded and remote files for the first time, in sandbox processes."""
 
 from __future__ import annotations
 
@@ -7,60 +7,67 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from model.bundle import Manifest, load_bundle
-from service.jobs.children import Bounds, Children, serve
-from service.mapping.describe import describe_header
-from service.mapping.grids import lay_grid
-from service.mapping.scenes import Limits, open_scene
+from hyperscene.model.bundle import Manifest, read_bundle
+from hyperscene.service.jobs.sandbox import Sandbox, SandboxLimits, serve
+from hyperscene.service.mapping.describe import describe_header
+from hyperscene.service.mapping.engine_health import checking_device
+from hyperscene.service.mapping.grids import make_grid
+from hyperscene.service.mapping.limits import Limits
+from hyperscene.service.mapping.scenes import open_scene
 
-# A scene's header takes some hundred megabytes at most.
-BOUNDS = Bounds(seconds=60.0, memory_bytes=4 << 30)
-MOST_CHILDREN = 4
-# Scenes in other places have processes of their own: one that stalls is not waited for by those who upload.
-PLACE_BOUNDS = Bounds(
+# Reading a scene's header takes some hundred megabytes at most.
+LIMITS = SandboxLimits(seconds=60.0, memory_bytes=4 << 30)
+PROCESSES = 4
+# Remote scenes have separate processes: uploads do not wait for a host that does not respond.
+REMOTE_LIMITS = SandboxLimits(
     seconds=45.0,
     memory_bytes=4 << 30,
-    doing="the scene could not be looked at",
-    reason="its place does not answer, or too slowly; try again later, or upload it with POST /scenes",
+    doing="the scene could not be read",
+    reason="its host does not respond, or is too slow; try again later, or upload it with POST /scenes",
 )
-MOST_REFERRING = 4
+MAX_REMOTE = 4
 
 
 class Inspector:
-    """Looks at files without opening them in this process."""
+    """Inspects files without opening them in this process."""
 
     def __init__(self) -> None:
-        self._children = Children(__name__, MOST_CHILDREN, BOUNDS)
-        self._far_children = Children(__name__, MOST_REFERRING, PLACE_BOUNDS)
+        self._sandbox = Sandbox(__name__, PROCESSES, LIMITS)
+        self._remote_sandbox = Sandbox(__name__, MAX_REMOTE, REMOTE_LIMITS)
 
-    def look_at_scene(self, path: Path, limits: Limits) -> dict[str, Any]:
-        """What is understood of a scene, or its refusal."""
-        return self._children.ask({"scene": str(path), "limits": asdict(limits)})
+    def inspect_scene(self, path: Path, limits: Limits) -> dict[str, Any]:
+        """The document of an uploaded scene."""
+        return self._sandbox.run({"scene": str(path), "limits": asdict(limits)})
 
-    def look_at_place(self, path: Path, limits: Limits) -> dict[str, Any]:
-        """What is understood of a scene that is read in place, or its refusal."""
-        return self._far_children.ask({"scene": str(path), "limits": asdict(limits)})
+    def inspect_remote_scene(self, path: Path, limits: Limits) -> dict[str, Any]:
+        """The document of a scene that stays on another host."""
+        return self._remote_sandbox.run({"scene": str(path), "limits": asdict(limits)})
 
-    def look_at_bundle(self, path: Path) -> tuple[Manifest, str]:
-        """A sound bundle's manifest and sha256, or its refusal."""
-        answer = self._children.ask({"bundle": str(path)})
-        return Manifest.model_validate(answer["manifest"]), str(answer["sha256"])
+    def inspect_bundle(self, path: Path) -> tuple[Manifest, str]:
+        """The manifest and sha256 of a bundle that passed its check."""
+        response = self._sandbox.run({"bundle": str(path), "device": checking_device()})
+        return Manifest.model_validate(response["manifest"]), str(response["sha256"])
 
     def close(self) -> None:
-        """End the children, whatever they are looking at."""
-        self._children.close()
-        self._far_children.close()
+        """Kill the processes."""
+        self._sandbox.close()
+        self._remote_sandbox.close()
 
 
-def _look(question: dict[str, Any]) -> dict[str, Any]:
-    if "bundle" in question:
-        bundle = load_bundle(Path(question["bundle"]))
+def _inspect(request: dict[str, Any]) -> dict[str, Any]:
+    if "bundle" in request:
+        from hyperscene.service.mapping.engines import (
+            check_bundle,  # not imported by the server, which imports this module
+        )
+
+        bundle = read_bundle(Path(request["bundle"]))
+        check_bundle(bundle, request["device"])
         return {"manifest": bundle.manifest.model_dump(mode="json"), "sha256": bundle.sha256}
-    scene = open_scene(Path(question["scene"]), Limits(**question["limits"]), counts_packed=False)
-    with suppress(Exception):  # a place that harms who looks for it is met here first, and not in the server
-        lay_grid(scene.rows, scene.cols, scene.crs, scene.transform, scene.gcps)
+    scene = open_scene(Path(request["scene"]), Limits(**request["limits"]), counts_packed=False)
+    with suppress(Exception):  # a georeference that crashes PROJ crashes this process, not the server
+        make_grid(scene.rows, scene.cols, scene.crs, scene.transform, scene.gcps)
     return describe_header(scene) | ({"version": scene.version} if scene.version else {})
 
 
 if __name__ == "__main__":
-    serve(_look, BOUNDS)
+    serve(_inspect, LIMITS)

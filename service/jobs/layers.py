@@ -1,4 +1,4 @@
-"""What of a job can be looked at: the layers of its map tiles, and single pixels with their spectrum."""
+"""What of a job can be shown: the layers of its map tiles, and single pixels with their spectrum."""
 
 from __future__ import annotations
 
@@ -14,35 +14,46 @@ from typing import Any, TypeVar
 from rasterio.crs import CRS
 from rasterio.transform import Affine
 
-from service.errors import BandsMissing, NoSuchJob, NoSuchResult, RequestUnusable
-from service.jobs.admission import match_model
-from service.jobs.disk import data_path, version_of
-from service.jobs.models import Models
-from service.jobs.pixels import Pixels
-from service.jobs.readers import Readers
-from service.jobs.records import JobRecord, SceneRecord
-from service.jobs.store import Store
-from service.jobs.views import Views, band_numbers, chosen_bands, is_view, scene_is_gone
-from service.mapping.engines import cores
-from service.mapping.grids import MOST_ZOOM, TILE_PX, Grid, Tile, lay_grid
-from service.mapping.pictures import Bands
-from service.mapping.rasters import RASTERS
-from service.mapping.scenes import GDAL_ERRORS
-from service.mapping.tiles import RAMP, Kind, read_header, read_pixel, render_tile
-from service.settings import Settings
+from hyperscene.errors import BandsMissing, NoSuchJob, NoSuchResult, RequestUnusable
+from hyperscene.service.jobs.admission import match_model
+from hyperscene.service.jobs.bounded_pool import BoundedPool
+from hyperscene.service.jobs.disk import data_path, version_of
+from hyperscene.service.jobs.models import Models
+from hyperscene.service.jobs.pixels import PixelReader
+from hyperscene.service.jobs.previews import Previews, band_numbers, chosen_bands, is_preview, scene_gone
+from hyperscene.service.jobs.records import JobRecord, SceneRecord
+from hyperscene.service.jobs.store import Store
+from hyperscene.service.mapping.engines import cores
+from hyperscene.service.mapping.gdal import GDAL_ERRORS
+from hyperscene.service.mapping.grids import MAX_ZOOM, TILE_PX, Grid, Tile, make_grid
+from hyperscene.service.mapping.pictures import Bands
+from hyperscene.service.mapping.rasters import RASTERS
+from hyperscene.service.mapping.tiles import RAMP, Kind, read_header, read_pixel, render_tile
+from hyperscene.service.settings import Settings
 
-# What a call needs to ask for a tile.
-__all__ = ["MOST_ZOOM", "SCENE_LAYER", "TILE_PX", "Bands", "Grid", "Layer", "Layers", "Looked", "Tile", "needs_view",
-           "pixel_of"]  # fmt: skip
+# Re-exported for the tile routes, which must not import the mapping layer.
+__all__ = [
+    "MAX_ZOOM",
+    "SCENE_LAYER",
+    "TILE_PX",
+    "Bands",
+    "Grid",
+    "JobView",
+    "Layer",
+    "LayerReader",
+    "Tile",
+    "needs_preview",
+    "pixel_of",
+]  # fmt: skip
 
 log = logging.getLogger("hyperscene.layers")
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 SCENE_LAYER = "scene"
 KEPT_SUMMARIES = 128
-MOST_TILES = 64  # asked for, a core; more are told to come back
-LOOKERS, MOST_LOOKS = 2, 256  # threads for what takes milliseconds: grids, and pixels of maps
+MAX_TILES = 64  # waiting, per core; more are refused
+QUICK_THREADS, MAX_QUICK = 2, 256  # for work of milliseconds: grids, and pixels of maps
 
 
 @dataclass(frozen=True)
@@ -54,17 +65,17 @@ class Layer:
     kind: Kind
     file: str = ""  # of the results
     band: int = 1
-    facts: dict[str, Any] = field(default_factory=dict)  # what a legend needs
+    facts: dict[str, Any] = field(default_factory=dict)  # for the legend
 
 
 @dataclass(frozen=True)
-class Looked:
-    """A job with what there is to look at."""
+class JobView:
+    """A job with its layers."""
 
     job: JobRecord
-    summary: dict[str, Any] | None  # None until the map is there
-    scene: SceneRecord | None  # None where it was removed or has expired
-    bands: Bands | None  # of the scene's view
+    summary: dict[str, Any] | None  # None until the map is finished
+    scene: SceneRecord | None  # None if it was removed or has expired
+    bands: Bands | None  # of the scene's preview
     layers: tuple[Layer, ...]
 
     def layer(self, layer_id: str) -> Layer:
@@ -73,7 +84,7 @@ class Looked:
             if layer.id == layer_id:
                 return layer
         if layer_id == SCENE_LAYER:
-            raise scene_is_gone(self.job.scene_id)
+            raise scene_gone(self.job.scene_id)
         if self.job.status == "successful" and self.summary is None:
             raise NoSuchJob(f"the results of job {self.job.id} were removed: send the scene again")
         raise NoSuchResult(
@@ -81,32 +92,32 @@ class Looked:
         )
 
 
-class Layers:
-    """Reads tiles and pixels; files of ours in a few threads, files from outside in other processes."""
+class LayerReader:
+    """Reads tiles and pixels: our own files in a few threads, uploaded and remote ones in sandbox processes."""
 
-    def __init__(self, settings: Settings, store: Store, models: Models, views: Views) -> None:
+    def __init__(self, settings: Settings, store: Store, models: Models, previews: Previews) -> None:
         self._settings = settings
         self._store = store
         self._models = models
-        self._views = views
-        self._pixels = Pixels()
-        self._tiles = Readers(cores(), cores() * MOST_TILES, "tile")
-        self._looks = Readers(LOOKERS, MOST_LOOKS, "look")
+        self._previews = previews
+        self._pixels = PixelReader()
+        self._tiles = BoundedPool(cores(), cores() * MAX_TILES, "tile")
+        self._quick = BoundedPool(QUICK_THREADS, MAX_QUICK, "quick")
 
     def close(self) -> None:
-        """Nothing more is read."""
-        for part in (self._tiles, self._looks, self._pixels):
+        """Refuse new requests."""
+        for part in (self._tiles, self._quick, self._pixels):
             part.close()
 
-    def look(self, job: JobRecord, bands: Bands | None = None) -> Looked:
-        """What there is of a job, with the scene in these bands."""
+    def view(self, job: JobRecord, bands: Bands | None = None) -> JobView:
+        """A job's layers, with the scene in these bands."""
         summary = self._summary(job)
         scene = self._store.scene(job.scene_id)
         shown = None if scene is None else chosen_bands(scene, bands)
         layers = [] if summary is None else _map_layers(summary)
         if scene is not None and shown is not None:
             layers.append(_scene_layer(scene, shown))
-        return Looked(job, summary, scene, shown, tuple(layers))
+        return JobView(job, summary, scene, shown, tuple(layers))
 
     def _summary(self, job: JobRecord) -> dict[str, Any] | None:
         if job.status != "successful":
@@ -116,87 +127,87 @@ class Layers:
         except OSError:  # the results were removed
             return None
 
-    def file(self, looked: Looked, layer: Layer) -> Future[Path]:
-        """The raster behind a layer, when it is there."""
+    def file(self, view: JobView, layer: Layer) -> Future[Path]:
+        """The raster of a layer; a preview may have to be made first."""
         if layer.kind != "picture":
-            return _done(self._settings.results_folder(looked.job.id) / layer.file)
-        assert looked.scene is not None
-        assert looked.bands is not None
-        path = self._views.find(looked.scene, looked.bands)
-        return self._views.make(looked.scene, looked.bands) if path is None else _done(path)
+            return _done(self._settings.results_folder(view.job.id) / layer.file)
+        assert view.scene is not None
+        assert view.bands is not None
+        path = self._previews.find(view.scene, view.bands)
+        return self._previews.make(view.scene, view.bands) if path is None else _done(path)
 
-    def tile(self, looked: Looked, path: Path, layer: Layer, tile: Tile) -> Future[bytes]:
+    def tile(self, view: JobView, path: Path, layer: Layer, tile: Tile) -> Future[bytes]:
         """A tile as PNG."""
-        return self._tiles.ask(_or_gone, looked.job, (path,), lambda: render_tile(path, layer.kind, tile, layer.band))
+        return self._tiles.submit(_read_own, view.job, (path,), lambda: render_tile(path, layer.kind, tile, layer.band))
 
-    def grid(self, looked: Looked) -> Future[Grid]:
-        """Where the job's tiles lie; to be asked of a view's file where `needs_view`."""
-        if looked.summary is not None:
-            return self.grid_of(looked, self._settings.results_folder(looked.job.id) / "classes.tif")
-        assert looked.scene is not None
-        return self._looks.ask(_document_grid, looked.scene.document)
+    def grid(self, view: JobView) -> Future[Grid]:
+        """The grid of the job's tiles; use `grid_of` with the preview's file if `needs_preview`."""
+        if view.summary is not None:
+            return self.grid_of(view, self._settings.results_folder(view.job.id) / "classes.tif")
+        assert view.scene is not None
+        return self._quick.submit(_document_grid, view.scene.document)
 
-    def grid_of(self, looked: Looked, path: Path) -> Future[Grid]:
-        """Where a raster's tiles lie."""
-        return self._looks.ask(_or_gone, looked.job, (path,), lambda: read_header(path).grid)
+    def grid_of(self, view: JobView, path: Path) -> Future[Grid]:
+        """The grid of a raster's tiles."""
+        return self._quick.submit(_read_own, view.job, (path,), lambda: read_header(path).grid)
 
-    def map_at(self, looked: Looked, row: int, col: int) -> Future[dict[str, Any]]:
-        """What the map says of a pixel."""
-        folder = self._settings.results_folder(looked.job.id)
+    def map_at(self, view: JobView, row: int, col: int) -> Future[dict[str, Any]]:
+        """The class, confidence and probabilities of a pixel."""
+        folder = self._settings.results_folder(view.job.id)
         paths = tuple(folder / name for name in RASTERS)
-        return self._looks.ask(_or_gone, looked.job, paths, lambda: self._map_at(looked, paths, row, col))
+        return self._quick.submit(_read_own, view.job, paths, lambda: self._map_at(view, paths, row, col))
 
-    def _map_at(self, looked: Looked, paths: tuple[Path, ...], row: int, col: int) -> dict[str, Any]:
-        if looked.summary is None:
+    def _map_at(self, view: JobView, paths: tuple[Path, ...], row: int, col: int) -> dict[str, Any]:
+        if view.summary is None:
             return {"class": None, "confidence": None, "probabilities": []}
         (value,), shares, (confidence,) = (
             [None if number != number else round(number, 6) for number in read_pixel(path, row, col).tolist()]
             for path in paths
         )
-        legend = _legend(looked.summary)
+        legend = _legend(view.summary)
         found = None if value is None else legend[int(value) - 1]
         shown = [entry | {"probability": share} for entry, share in zip(legend, shares, strict=True)]
         return {"class": found, "confidence": confidence, "probabilities": [] if found is None else shown}
 
-    def values_at(self, looked: Looked, row: int, col: int) -> Future[list[float | None]]:
+    def values_at(self, view: JobView, row: int, col: int) -> Future[list[float | None]]:
         """A pixel's values in the scene's good bands."""
-        scene = looked.scene
+        scene = view.scene
         if scene is None:
-            raise scene_is_gone(looked.job.scene_id)
+            raise scene_gone(view.job.scene_id)
         return self._pixels.read(data_path(self._settings, scene), self._settings.limits, version_of(scene), row, col)
 
-    def spectrum(self, looked: Looked, values: list[float | None]) -> dict[str, Any]:
-        """A pixel's values, and what they are values of."""
-        assert looked.scene is not None
+    def spectrum(self, view: JobView, values: list[float | None]) -> dict[str, Any]:
+        """A pixel's values with their bands and wavelengths."""
+        assert view.scene is not None
         return {
-            "bands": band_numbers(looked.scene),
-            "wavelengths_nm": looked.scene.document["wavelengths_nm"],
+            "bands": band_numbers(view.scene),
+            "wavelengths_nm": view.scene.document["wavelengths_nm"],
             "values": values,
-            "used": self._used_bands(looked, looked.scene),
+            "used": self._used_bands(view, view.scene),
         }
 
-    def _used_bands(self, looked: Looked, scene: SceneRecord) -> list[bool]:
-        """Which good bands the job's bundle looks at; none where that bundle is not served any more."""
+    def _used_bands(self, view: JobView, scene: SceneRecord) -> list[bool]:
+        """Which good bands the job's bundle uses; none if that bundle is no longer served."""
         used = [False] * scene.document["bands"]
-        model = self._models.by_name.get(looked.job.model)
-        sha256 = None if looked.summary is None else looked.summary["bundle"]["sha256"]
+        model = self._models.by_name.get(view.job.model)
+        sha256 = None if view.summary is None else view.summary["bundle"]["sha256"]
         if model is None or sha256 not in (None, model.sha256):
             return used
         try:
-            for place in match_model(scene, model).bands:
-                used[place] = True
-        except BandsMissing:  # the bundle is another one than when the job was taken
+            for index in match_model(scene, model).bands:
+                used[index] = True
+        except BandsMissing:  # the bundle has changed since the job was submitted
             return used
         return used
 
 
-def needs_view(looked: Looked) -> bool:
-    """Whether only a view knows where the scene lies: ground control points are not in its document."""
-    return looked.summary is None and looked.scene is not None and looked.scene.document["ground_control_points"] > 0
+def needs_preview(view: JobView) -> bool:
+    """Whether the grid must be read from the preview: ground control points are not in the scene's document."""
+    return view.summary is None and view.scene is not None and view.scene.document["ground_control_points"] > 0
 
 
 def pixel_of(grid: Grid, row: int | None, col: int | None, lon: float | None, lat: float | None) -> tuple[int, int]:
-    """The pixel asked for, or the refusal."""
+    """The requested pixel (row, col)."""
     given = tuple(number is not None for number in (row, col, lon, lat))
     if given == (True, True, False, False):
         assert row is not None
@@ -207,23 +218,23 @@ def pixel_of(grid: Grid, row: int | None, col: int | None, lon: float | None, la
         assert lat is not None
         found = grid.pixel_at(lon, lat)
     else:
-        raise RequestUnusable("a pixel is asked for by row and col, or by lon and lat: give one of the two pairs")
+        raise RequestUnusable("a pixel is named by row and col, or by lon and lat: give one of the two pairs")
     if found is None:
-        raise RequestUnusable("the scene has no place on Earth: ask for a pixel by row and col")
+        raise RequestUnusable("the scene is not georeferenced: name a pixel by row and col")
     if not (0 <= found[0] < grid.rows and 0 <= found[1] < grid.cols):
-        raise RequestUnusable(_outside(grid, by_place=lon is not None))
+        raise RequestUnusable(_outside(grid, by_lon_lat=lon is not None))
     return found
 
 
-def _outside(grid: Grid, *, by_place: bool) -> str:
-    if by_place and grid.bounds is not None:
+def _outside(grid: Grid, *, by_lon_lat: bool) -> str:
+    if by_lon_lat and grid.bounds is not None:
         west, south, east, north = grid.bounds
         return (
-            f"the place lies outside of the scene, which reaches from lon {west:.6f} to {east:.6f} and from lat "
+            f"the point is outside of the scene, which reaches from lon {west:.6f} to {east:.6f} and from lat "
             f"{south:.6f} to {north:.6f}: choose one inside"
         )
     return (
-        f"the pixel lies outside of the scene: row is 0 to {grid.rows - 1}, col is 0 to {grid.cols - 1}; choose one "
+        f"the pixel is outside of the scene: row is 0 to {grid.rows - 1}, col is 0 to {grid.cols - 1}; choose one "
         "inside"
     )
 
@@ -246,8 +257,8 @@ def _map_layers(summary: dict[str, Any]) -> list[Layer]:
 
 def _scene_layer(scene: SceneRecord, bands: Bands) -> Layer:
     nm = scene.document["wavelengths_nm"]
-    places = [band_numbers(scene).index(band) for band in bands]
-    facts = {"bands": list(bands), "wavelengths_nm": None if nm is None else [nm[place] for place in places]}
+    indexes = [band_numbers(scene).index(band) for band in bands]
+    facts = {"bands": list(bands), "wavelengths_nm": None if nm is None else [nm[index] for index in indexes]}
     return Layer(SCENE_LAYER, "Scene", "picture", facts=facts)
 
 
@@ -263,25 +274,24 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _document_grid(document: dict[str, Any]) -> Grid:
     crs = None if document["crs"] is None else CRS.from_string(document["crs"])
-    return lay_grid(document["rows"], document["cols"], crs, Affine(*document["transform"]))
+    return make_grid(document["rows"], document["cols"], crs, Affine(*document["transform"]))
 
 
-def _or_gone(job: JobRecord, paths: tuple[Path, ...], work: Callable[[], Answer]) -> Answer:
-    """Read files of ours, which may go at any time."""
+def _read_own(job: JobRecord, paths: tuple[Path, ...], work: Callable[[], Result]) -> Result:
+    """Read our own files, which may be removed at any time."""
     try:
         return work()
     except (*GDAL_ERRORS, OSError) as error:
-        gone = NoSuchJob("what was asked for was removed a moment ago: ask again, or send the scene again")
+        gone = NoSuchJob("the file was removed a moment ago: try again, or send the scene again")
         if not all(path.is_file() for path in paths):
             raise gone from error
         names = ", ".join(path.name for path in paths)
         log.warning("cannot read %s: %s", names, error, extra={"job_id": job.id})
-        if is_view(paths[0]):  # is made anew for who asks next
+        if is_preview(paths[0]):  # the next request makes it again
             paths[0].unlink(missing_ok=True)
             raise gone from error
         raise NoSuchResult(
-            f"what was asked for is damaged on the server's disk ({names} of job {job.id}): send the scene again, and "
-            "tell the operator"
+            f"{names} of job {job.id} are damaged on the server's disk: send the scene again, and tell the operator"
         ) from error
 
 

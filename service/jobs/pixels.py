@@ -1,4 +1,4 @@
-"""Single pixels of files from outside: read in child processes of their own, so that no upload waits for them."""
+"""Spectra of single pixels, read in separate sandbox processes so that uploads do not wait for them."""
 
 from __future__ import annotations
 
@@ -7,54 +7,53 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from service.jobs.children import Bounds, Children, serve
-from service.jobs.readers import Readers
-from service.mapping.remote import is_remote
-from service.mapping.scenes import Limits, open_pixels, open_scene
+from hyperscene.service.jobs.bounded_pool import BoundedPool
+from hyperscene.service.jobs.sandbox import Sandbox, SandboxLimits, serve
+from hyperscene.service.mapping.limits import Limits
+from hyperscene.service.mapping.remote import is_remote
+from hyperscene.service.mapping.scenes import open_pixels, open_scene
 
-BOUNDS = Bounds(
+LIMITS = SandboxLimits(
     seconds=20.0,
     memory_bytes=4 << 30,
     doing="the pixel could not be read",
-    reason="its file has blocks that have to be unpacked whole, or is damaged; write it in small tiles, such as with "
-    "gdal_translate -co TILED=YES, to look at its spectra",
+    reason="its file has blocks that must be unpacked whole, or is damaged; rewrite it in small tiles, such as with "
+    "gdal_translate -co TILED=YES, to see its spectra",
 )
-FAR_REASON = "its place does not answer, or too slowly; try again later"
-MOST_CHILDREN = 2
-MOST_ASKED = 16
+REMOTE_REASON = "its host does not respond, or is too slow; try again later"
+PROCESSES = 2
+MAX_REQUESTS = 16
 
 
-class Pixels:
-    """Reads spectra."""
+class PixelReader:
+    """Reads spectra of scenes."""
 
     def __init__(self) -> None:
-        self._children = Children(__name__, MOST_CHILDREN, BOUNDS)
-        self._readers = Readers(MOST_CHILDREN, MOST_ASKED, "pixel")
-        self._far_children = Children(__name__, MOST_CHILDREN, replace(BOUNDS, reason=FAR_REASON))
-        self._far_readers = Readers(MOST_CHILDREN, MOST_ASKED, "far-pixel")
+        self._sandbox = Sandbox(__name__, PROCESSES, LIMITS)
+        self._pool = BoundedPool(PROCESSES, MAX_REQUESTS, "pixel")
+        self._remote_sandbox = Sandbox(__name__, PROCESSES, replace(LIMITS, reason=REMOTE_REASON))
+        self._remote_pool = BoundedPool(PROCESSES, MAX_REQUESTS, "remote-pixel")
 
     def read(self, path: Path, limits: Limits, version: str, row: int, col: int) -> Future[list[float | None]]:
         """The values of a pixel in the scene's good bands and physical units; None where a band has no data."""
-        question = {"scene": str(path), "limits": asdict(limits), "version": version, "pixel": [row, col]}
-        if is_remote(path):  # a place that stalls holds up nobody who looks at what is here
-            return self._far_readers.ask(lambda: self._far_children.ask(question)["values"])
-        return self._readers.ask(lambda: self._children.ask(question)["values"])
+        request = {"scene": str(path), "limits": asdict(limits), "version": version, "pixel": [row, col]}
+        if is_remote(path):  # local scenes do not wait for a host that does not respond
+            return self._remote_pool.submit(lambda: self._remote_sandbox.run(request)["values"])
+        return self._pool.submit(lambda: self._sandbox.run(request)["values"])
 
     def close(self) -> None:
-        """End the children, whatever they are reading."""
-        for readers in (self._readers, self._far_readers):
-            readers.close()
-        for children in (self._children, self._far_children):
-            children.close()
+        """Refuse new requests and kill the processes."""
+        for part in (self._pool, self._remote_pool, self._sandbox, self._remote_sandbox):
+            part.close()
 
 
-def _read(question: dict[str, Any]) -> dict[str, Any]:
+def _read(request: dict[str, Any]) -> dict[str, Any]:
     scene = open_scene(
-        Path(question["scene"]), Limits(**question["limits"]), counts_packed=False, version=question["version"]
+        Path(request["scene"]), Limits(**request["limits"]), counts_packed=False, version=request["version"]
     )
     with open_pixels(scene) as pixels:
-        return {"values": [value if value == value else None for value in pixels.spectrum(*question["pixel"]).tolist()]}
+        return {"values": [value if value == value else None for value in pixels.spectrum(*request["pixel"]).tolist()]}
 
 
 if __name__ == "__main__":
-    serve(_read, BOUNDS)
+    serve(_read, LIMITS)

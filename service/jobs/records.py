@@ -1,4 +1,4 @@
-"""What the store holds: scenes, jobs and workers, as plain values."""
+"""The store's records: scenes, jobs and workers."""
 
 from __future__ import annotations
 
@@ -8,37 +8,39 @@ import sqlite3
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
+from hyperscene.service.mapping.classify import MapProgress
+
 Status = Literal["accepted", "running", "successful", "failed", "dismissed"]
 FINISHED: tuple[Status, ...] = ("successful", "failed", "dismissed")
-JSON_COLUMNS = {"document", "options", "seconds", "execution", "history", "members", "suspects"}
+JSON_COLUMNS = {"document", "options", "seconds", "execution", "events", "members", "crash_counts", "left_out"}
 
 Record = TypeVar("Record")
 
 
 def new_id() -> str:
-    """An id that nobody can guess, fit for a folder's name and an address."""
+    """A random id that is safe in folder names and URLs."""
     return secrets.token_hex(16)
 
 
 @dataclass(frozen=True)
 class SceneRecord:
-    """A scene that was uploaded, or is read in place."""
+    """A scene that was uploaded, or stays on another host."""
 
     id: str
     owner: str
-    name: str  # as its owner calls it
+    name: str  # as sent
     file: str  # the data file's name inside the scene's folder
     size_bytes: int
     created: float
     expires: float
-    document: dict[str, Any]  # what was understood of it
-    is_temporary: bool = False  # belongs to one job, and goes with it
-    href: str | None = None  # where it is read in place; then there is no file here
+    document: dict[str, Any]  # what the header says
+    is_temporary: bool = False  # removed with its job
+    href: str | None = None  # the URL of a remote scene, which has no file here
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A job, from the moment it was accepted."""
+    """A job and its state."""
 
     id: str
     owner: str
@@ -52,35 +54,41 @@ class JobRecord:
     started: float | None = None
     finished: float | None = None
     expires: float | None = None
-    version: int = 1  # grows with every change, so that a reader knows what it has seen
+    version: int = 1  # raised with every change
     cells_done: int = 0
     cells_total: int = 0
+    patches_done: int = 0
     seconds_left: float | None = None
     worker: str | None = None
     device: str | None = None
     provider: str | None = None
-    token: str | None = None  # of the lease: who holds another one has lost the job
+    token: str | None = None  # of the lease: a worker with another token has lost the job
     lease_until: float | None = None
     resumes: int = 0
-    deaths: int = 0  # of workers, at the place of the job where most died
-    crashes: int = 0  # of the server, in the same way
-    suspects: dict[str, dict[str, int]] = field(default_factory=dict)  # `deaths` and `crashes` at each place
+    worker_crashes: int = 0  # largest count at one position
+    server_crashes: int = 0  # likewise
+    # "worker" and "server": crashes by position, the number of lattice cells before the batch
+    crash_counts: dict[str, dict[str, int]] = field(default_factory=dict)
     error_code: str | None = None
     error_status: int | None = None
     error_detail: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    execution: dict[str, Any] = field(default_factory=dict)  # what OGC's execution asked for: outputs and response
+    execution: dict[str, Any] = field(default_factory=dict)  # outputs and response of an OGC execution request
     idempotency_key: str | None = None
     request_id: str | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)  # what happened to it: a time and a sentence each
+    events: list[dict[str, Any]] = field(default_factory=list)  # a time and a text each
 
     @property
     def is_finished(self) -> bool:
         return self.status in FINISHED
 
     @property
+    def progress(self) -> MapProgress:
+        return MapProgress(self.cells_done, self.cells_total, self.patches_done)
+
+    @property
     def percent(self) -> int:
-        """0 to 100; the last percent is the writing of the files."""
+        """0 to 100; at 99 the files are being written."""
         if self.status == "successful":
             return 100
         return min(99, 100 * self.cells_done // self.cells_total) if self.cells_total else 0
@@ -88,7 +96,7 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class JobBounds:
-    """Which jobs are wanted, by when they were made and how long they took, in seconds; None leaves it open."""
+    """Limits of a job query on creation time and duration, in seconds; None is no limit."""
 
     created_from: float | None = None
     created_to: float | None = None
@@ -98,7 +106,7 @@ class JobBounds:
 
 @dataclass(frozen=True)
 class WorkerRecord:
-    """A worker process, by its place in the list of devices."""
+    """A worker process."""
 
     name: str
     device: str
@@ -107,7 +115,8 @@ class WorkerRecord:
     provider: str | None
     reason: str | None  # why it is not ready
     heartbeat: float
-    members: list[dict[str, Any]] = field(default_factory=list)  # of a cluster: names, and why some are not used
+    members: list[dict[str, Any]] = field(default_factory=list)  # cluster workers: names, and why some are not used
+    left_out: list[str] = field(default_factory=list)  # why engines that could have been used are not
 
 
 def to_row(record: Any) -> dict[str, Any]:

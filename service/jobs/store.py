@@ -1,18 +1,18 @@
-"""The store: one SQLite file that is the truth about scenes, jobs, workers and counts."""
+"""Queries of the store: scenes, jobs, workers and counters in one SQLite file, which holds all state."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing, contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, Literal
 
-from service.errors import InferenceFailed, NoSuchScene, QueueFull, ServiceError, StorageFull
-from service.jobs.records import (
+from hyperscene.errors import InferenceFailed, NoSuchScene, QueueFull, ServiceError
+from hyperscene.service.jobs import counters
+from hyperscene.service.jobs.database import Database, insert
+from hyperscene.service.jobs.records import (
     FINISHED,
     JobBounds,
     JobRecord,
@@ -23,114 +23,33 @@ from service.jobs.records import (
     new_id,
     to_row,
 )
+from hyperscene.service.mapping.classify import MapProgress
 
-MOST_DEATHS = 3
-MOST_CRASHES = 6
-NOWHERE = -1  # the place of a job that nothing was asked about
-KEPT_HISTORY = 100
-
-# One step for each version of the file; a new version appends a step, and older files are brought up at start.
-MIGRATIONS = (
-    """
-    CREATE TABLE scenes (
-        id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT NOT NULL, file TEXT NOT NULL, size_bytes INTEGER NOT NULL,
-        created REAL NOT NULL, expires REAL NOT NULL, document TEXT NOT NULL, is_temporary INTEGER NOT NULL
-    );
-    CREATE TABLE jobs (
-        id TEXT PRIMARY KEY, owner TEXT NOT NULL, scene_id TEXT NOT NULL, scene_name TEXT NOT NULL,
-        model TEXT NOT NULL, options TEXT NOT NULL, status TEXT NOT NULL, created REAL NOT NULL,
-        updated REAL NOT NULL, started REAL, finished REAL, expires REAL, version INTEGER NOT NULL,
-        cells_done INTEGER NOT NULL, cells_total INTEGER NOT NULL, seconds_left REAL, worker TEXT, device TEXT,
-        provider TEXT, token TEXT, lease_until REAL, resumes INTEGER NOT NULL, deaths INTEGER NOT NULL,
-        crashes INTEGER NOT NULL, death_mark INTEGER NOT NULL, error_code TEXT, error_status INTEGER,
-        error_detail TEXT, seconds TEXT NOT NULL, execution TEXT NOT NULL, idempotency_key TEXT, request_id TEXT
-    );
-    CREATE INDEX jobs_by_status ON jobs (status, created);
-    CREATE INDEX jobs_by_owner ON jobs (owner, created);
-    CREATE INDEX jobs_by_scene ON jobs (scene_id);
-    CREATE UNIQUE INDEX jobs_by_key ON jobs (owner, idempotency_key) WHERE idempotency_key IS NOT NULL;
-    CREATE TABLE workers (
-        name TEXT PRIMARY KEY, device TEXT NOT NULL, pid INTEGER NOT NULL, state TEXT NOT NULL, provider TEXT,
-        reason TEXT, heartbeat REAL NOT NULL
-    );
-    CREATE TABLE counts (name TEXT NOT NULL, labels TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (name, labels));
-    """,
-    "ALTER TABLE jobs ADD COLUMN history TEXT NOT NULL DEFAULT '[]';",
-    "ALTER TABLE scenes ADD COLUMN href TEXT; ALTER TABLE workers ADD COLUMN members TEXT NOT NULL DEFAULT '[]';",
-    # Renamed and not dropped, which SQLite has learnt late (3.35); a column of integers holds other texts as they are.
-    "ALTER TABLE jobs RENAME COLUMN death_mark TO suspects; UPDATE jobs SET suspects = '{}', deaths = 0, crashes = 0;",
-)
-PROBE_S = 2.0
-# Upper ends of the histograms' buckets, in seconds.
-BUCKETS_S = (0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 14400)
+MAX_CRASHES = {"worker": 3, "server": 6}  # at the same position of a job
+NOTHING_IN_FLIGHT = -1  # the position of a job whose network was not called yet
+KEPT_EVENTS = 100
+RELEASED: dict[str, Any] = {
+    "status": "accepted", "token": None, "lease_until": None, "worker": None, "seconds_left": None,
+}  # fmt: skip
 
 
-class Store:
-    """The store, from any thread: each has a connection of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._local = threading.local()
-        try:
-            version: int = self._rows("PRAGMA user_version")[0][0]
-        except sqlite3.DatabaseError as error:
-            raise StoreUnusable(f"{path} cannot be read ({error}): put a backup in its place") from error
-        if version > len(MIGRATIONS):
-            raise StoreUnusable(f"{path} was written by a newer hyperscene: upgrade, or use another data folder")
-        if version < len(MIGRATIONS):
-            self._migrate(version)
-
-    def _migrate(self, version: int) -> None:
-        for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
-            self._connection().executescript(f"BEGIN; {step} PRAGMA user_version = {number}; COMMIT;")
-
-    def _connection(self) -> sqlite3.Connection:
-        if not hasattr(self._local, "connection"):
-            connection = sqlite3.connect(self._path, timeout=30, isolation_level=None)
-            connection.row_factory = sqlite3.Row
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")  # what was answered survives a power cut
-            self._local.connection = connection
-        found: sqlite3.Connection = self._local.connection
-        return found
-
-    @contextmanager
-    def transaction(self) -> Generator[sqlite3.Connection, None, None]:
-        """All or nothing; a full disk is told as one."""
-        try:
-            connection = self._connection()
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-        except sqlite3.OperationalError as error:
-            if "full" in str(error) or "disk I/O" in str(error):
-                raise StorageFull("the disk of the data folder is full: free it and try again") from error
-            if "locked" in str(error) or "busy" in str(error):
-                raise StoreBusy("somebody holds the store: try again in some seconds") from error
-            raise
-
-    def _rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
-        return self._connection().execute(query, values).fetchall()
+class Store(Database):
+    """The store, used from any thread."""
 
     # Scenes
 
     def add_scene(self, scene: SceneRecord) -> None:
-        """Keep an uploaded scene."""
+        """Add a scene."""
         with self.transaction() as db:
-            _insert(db, "scenes", to_row(scene))
+            insert(db, "scenes", to_row(scene))
 
     def scene(self, scene_id: str, owner: str | None = None) -> SceneRecord | None:
-        """A scene; with `owner` only if it is theirs."""
+        """A scene; with `owner`, only if it is theirs."""
         rows = self._rows("SELECT * FROM scenes WHERE id = ? AND (? IS NULL OR owner = ?)", scene_id, owner, owner)
         return from_row(SceneRecord, rows[0]) if rows else None
 
     def remove_scene(self, scene_id: str) -> bool:
-        """Forget a scene, unless a job still has to read it."""
+        """Remove a scene, unless a job still has to read it; whether it was removed."""
         with self.transaction() as db:
             waiting = db.execute(
                 "SELECT 1 FROM jobs WHERE scene_id = ? AND status IN ('accepted', 'running')", (scene_id,)
@@ -140,7 +59,7 @@ class Store:
             return not waiting
 
     def expired_scenes(self, now: float) -> list[str]:
-        """Scenes past their time that no unfinished job needs; a job's own scene stays as long as the job."""
+        """Expired scenes that no unfinished job needs; a temporary scene stays as long as its job."""
         rows = self._rows(
             "SELECT id FROM scenes WHERE expires < ? AND id NOT IN "
             "(SELECT scene_id FROM jobs WHERE is_temporary OR status IN ('accepted', 'running'))",
@@ -150,24 +69,24 @@ class Store:
 
     # Jobs
 
-    def add_job(self, job: JobRecord, most_waiting: int, scene: SceneRecord | None = None) -> JobRecord:
-        """Keep a job and, with it, a scene of its own; answers the earlier job of the same idempotency key."""
+    def add_job(self, job: JobRecord, max_waiting: int, scene: SceneRecord | None = None) -> JobRecord:
+        """Add a job and maybe its temporary scene; returns the earlier job if the idempotency key was used."""
         with self.transaction() as db:
             if job.idempotency_key is not None and (made := self._by_key(db, job.owner, job.idempotency_key)):
                 return made
             waiting: int = db.execute("SELECT COUNT(*) FROM jobs WHERE status = 'accepted'").fetchone()[0]
-            if waiting >= most_waiting:
-                raise QueueFull(f"{waiting} jobs wait, as many as this server takes")
+            if waiting >= max_waiting:
+                raise QueueFull(f"{waiting} jobs are waiting, which is the limit")
             if scene is not None:
-                _insert(db, "scenes", to_row(scene))
+                insert(db, "scenes", to_row(scene))
             elif db.execute("SELECT 1 FROM scenes WHERE id = ?", (job.scene_id,)).fetchone() is None:
                 raise NoSuchScene(f"the scene {job.scene_id} has just been removed: send it again")
-            _insert(db, "jobs", to_row(job))
-            _count(db, "jobs_submitted_total", {}, 1)
+            insert(db, "jobs", to_row(job))
+            counters.add(db, "jobs_submitted_total", {}, 1)
         return job
 
     def job_by_key(self, owner: str, key: str) -> JobRecord | None:
-        """The job that an idempotency key made."""
+        """The job that was submitted with an idempotency key."""
         return self._by_key(self._connection(), owner, key)
 
     @staticmethod
@@ -176,18 +95,18 @@ class Store:
         return from_row(JobRecord, row) if row else None
 
     def job(self, job_id: str, owner: str | None = None) -> JobRecord | None:
-        """A job; with `owner` only if it is theirs."""
+        """A job; with `owner`, only if it is theirs."""
         rows = self._rows("SELECT * FROM jobs WHERE id = ? AND (? IS NULL OR owner = ?)", job_id, owner, owner)
         return from_row(JobRecord, rows[0]) if rows else None
 
     def jobs(
         self, owner: str, statuses: Iterable[str], limit: int, offset: int, bounds: JobBounds | None = None
     ) -> list[JobRecord]:
-        """An owner's jobs, the newest first; of some statuses, or of all."""
+        """An owner's jobs with these statuses, or with any, newest first."""
         wanted, bounds = list(statuses), bounds or JobBounds()
-        # A job that has not begun has no duration: NULL is neither more nor less than any other.
+        # A job that has not started has no duration: no comparison with NULL is true.
         duration = f"COALESCE(finished, {time.time()}) - started"
-        asked = {
+        filters = {
             "owner = ?": owner,
             "status IN (SELECT value FROM json_each(?))": json.dumps(wanted) if wanted else None,
             "created >= ?": bounds.created_from,
@@ -195,12 +114,12 @@ class Store:
             f"{duration} >= ?": bounds.min_s,
             f"{duration} <= ?": bounds.max_s,
         }
-        conditions = {condition: value for condition, value in asked.items() if value is not None}
+        conditions = {condition: value for condition, value in filters.items() if value is not None}
         query = f"SELECT * FROM jobs WHERE {' AND '.join(conditions)} ORDER BY created DESC, id LIMIT ? OFFSET ?"
         return [from_row(JobRecord, row) for row in self._rows(query, *conditions.values(), limit, offset)]
 
     def versions(self, job_ids: Iterable[str]) -> dict[str, tuple[int, bool]]:
-        """How far jobs have changed, and whether they are finished, for those who watch them."""
+        """The version of each job, and whether it is finished."""
         ids = list(job_ids)
         rows = self._rows(f"SELECT id, version, status FROM jobs WHERE id IN ({', '.join('?' * len(ids))})", *ids)
         return {row["id"]: (row["version"], row["status"] in FINISHED) for row in rows}
@@ -210,7 +129,7 @@ class Store:
         return {row[0]: row[1] for row in self._rows("SELECT status, COUNT(*) FROM jobs GROUP BY status")}
 
     def mean_job_seconds(self) -> float | None:
-        """How long the last jobs took."""
+        """Mean duration of the last 20 successful jobs."""
         rows = self._rows(
             "SELECT AVG(finished - started) FROM (SELECT * FROM jobs WHERE status = 'successful' "
             "ORDER BY finished DESC LIMIT 20)"
@@ -219,7 +138,7 @@ class Store:
         return mean
 
     def claim(self, worker: str, lease_s: float) -> JobRecord | None:
-        """The oldest job that waits, or whose worker fell silent, now held by this worker."""
+        """Lease the oldest job that is waiting, or whose lease has expired, to this worker."""
         now = time.time()
         with self.transaction() as db:
             row = db.execute(
@@ -231,211 +150,213 @@ class Store:
                 return None
             job = from_row(JobRecord, row)
             if job.started is None:
-                _observe(db, "job_queue_seconds", {}, now - job.created)
+                counters.observe(db, "job_queue_seconds", {}, now - job.created)
             else:
-                _count(db, "job_resumes_total", {}, 1)
+                counters.add(db, "job_resumes_total", {}, 1)
             _update(
                 db, job.id, status="running", started=job.started or now, worker=worker, token=new_id(),
                 lease_until=now + lease_s, resumes=job.resumes + (job.started is not None), seconds_left=None,
             )  # fmt: skip
-            return self._in(db, job.id)
+            return self._job(db, job.id)
 
-    def renew(self, job: JobRecord, lease_s: float, done: int, total: int, seconds_left: float | None) -> bool:
-        """Hold on to a job and tell how far it is; False where it was dismissed or given to another."""
+    def renew(self, job: JobRecord, lease_s: float, progress: MapProgress, seconds_left: float | None) -> bool:
+        """Renew a job's lease and store its progress; False if the worker has lost the job."""
         with self.transaction() as db:
-            if not self._is_held(db, job):
+            if not self._holds_lease(db, job):
                 return False
-            _count(db, "cells_total", {}, max(0, done - self._in(db, job.id).cells_done))
+            counters.add(db, "cells_total", {}, max(0, progress.cells_done - self._job(db, job.id).cells_done))
             _update(
-                db, job.id, lease_until=time.time() + lease_s, cells_done=done, cells_total=total,
-                seconds_left=seconds_left,
+                db, job.id, lease_until=time.time() + lease_s, seconds_left=seconds_left, **asdict(progress),
             )  # fmt: skip
             return True
 
-    def note_provider(self, job: JobRecord, device: str, provider: str) -> None:
-        """What runs the job."""
+    def set_provider(self, job: JobRecord, device: str, provider: str) -> None:
+        """Record what runs the job."""
         with self.transaction() as db:
-            if self._is_held(db, job):
+            if self._holds_lease(db, job):
                 _update(db, job.id, device=device, provider=provider)
 
-    def add_history(self, job: JobRecord, texts: list[str]) -> None:
-        """What happened to the job, for whoever asks; the latest ones are kept."""
+    def add_events(self, job: JobRecord, texts: list[str]) -> None:
+        """Add to the job's events."""
         with self.transaction() as db:
-            if self._is_held(db, job):
-                _tell(db, self._in(db, job.id), *texts)
+            if self._holds_lease(db, job):
+                _add_events(db, self._job(db, job.id), *texts)
 
     def release(self, job: JobRecord) -> None:
-        """Give a job back, to go on later."""
+        """End the lease of a job, so that it can be claimed again."""
         with self.transaction() as db:
-            if self._is_held(db, job):
-                _update(db, job.id, status="accepted", token=None, lease_until=None, worker=None, seconds_left=None)
+            if self._holds_lease(db, job):
+                _update(db, job.id, **RELEASED)
 
     def succeed(
         self, job: JobRecord, summary: Mapping[str, Any], keep_s: float, publish: Callable[[], None] = lambda: None
     ) -> bool:
-        """Publish and record a finished map, as one step; False where the job was not the worker's any more."""
+        """Publish and record a finished map in one transaction; False if the worker has lost the job."""
         with self.transaction() as db:
-            if not self._is_held(db, job):
+            if not self._holds_lease(db, job):
                 return False
             publish()
-            _count(db, "patches_total", {}, summary["patches"])
-            _count(db, "pixels_total", {"kind": "valid"}, summary["valid_pixels"])
-            _count(db, "pixels_total", {"kind": "no_data"}, summary["no_data_pixels"])
+            counters.add(db, "patches_total", {}, summary["patches"])
+            counters.add(db, "pixels_total", {"kind": "valid"}, summary["valid_pixels"])
+            counters.add(db, "pixels_total", {"kind": "no_data"}, summary["no_data_pixels"])
             for stage, seconds in summary["seconds"].items():
                 if stage != "total":
-                    _observe(db, "stage_seconds", {"stage": stage}, seconds)
-            current = self._in(db, job.id)
-            _count(db, "cells_total", {}, current.cells_total - current.cells_done)
-            self._end(db, current, "successful", keep_s, cells_done=current.cells_total, seconds=summary["seconds"])
+                    counters.observe(db, "stage_seconds", {"stage": stage}, seconds)
+            current = self._job(db, job.id)
+            counters.add(db, "cells_total", {}, current.cells_total - current.cells_done)
+            self._finish(
+                db, current, "successful", keep_s, cells_done=current.cells_total, patches_done=summary["patches"],
+                seconds=summary["seconds"],
+            )  # fmt: skip
             return True
 
     def fail(self, job: JobRecord, error: ServiceError, keep_s: float) -> bool:
-        """Record why a job failed; False where it was not the worker's any more."""
+        """Record why a job failed; False if the worker has lost the job."""
         with self.transaction() as db:
-            is_held = self._is_held(db, job)
-            if is_held:
-                self._end_failed(db, job, error, keep_s)
-            return is_held
+            holds_lease = self._holds_lease(db, job)
+            if holds_lease:
+                self._fail(db, job, error, keep_s)
+            return holds_lease
 
     def dismiss(self, job_id: str, keep_s: float) -> None:
-        """Stop a job, or drop the results of a finished one."""
+        """Dismiss a job, whether it is finished or not."""
         with self.transaction() as db:
-            job = self._in(db, job_id)
+            job = self._job(db, job_id)
             if job.status != "dismissed":
-                self._end(db, job, "dismissed", keep_s, idempotency_key=None)  # sent again, it is a new job
+                self._finish(db, job, "dismissed", keep_s, idempotency_key=None)  # the same key then makes a new job
 
-    def forfeit(self, worker: str, marks: Mapping[str, frozenset[int]], keep_s: float) -> list[JobRecord]:
-        """Free the jobs of a worker that died; `marks` says what of each was being asked about.
+    def release_after_engine_crash(self, worker: str, engine: str) -> None:
+        """Release the jobs of a worker whose engine crashed; this does not count against them."""
+        with self.transaction() as db:
+            rows = db.execute("SELECT * FROM jobs WHERE status = 'running' AND worker = ?", (worker,)).fetchall()
+            db.execute("DELETE FROM workers WHERE name = ?", (worker,))
+            for job in (from_row(JobRecord, row) for row in rows):
+                _add_events(db, job, f"the engine {engine} crashed: the job continues with another one")
+                _update(db, job.id, **RELEASED)
 
-        A job whose worker died three times at the same place is to blame, and fails.
+    def release_after_worker_crash(
+        self, worker: str, in_flight: Mapping[str, frozenset[int]], keep_s: float
+    ) -> list[JobRecord]:
+        """Release the jobs of a worker that crashed, with the positions that each had in flight.
+
+        A job whose worker crashed three times at the same position fails; the failed jobs are returned.
         """
         with self.transaction() as db:
             rows = db.execute("SELECT * FROM jobs WHERE status = 'running' AND worker = ?", (worker,)).fetchall()
             db.execute("DELETE FROM workers WHERE name = ?", (worker,))
-            return self._blame(db, rows, marks, keep_s, "deaths", MOST_DEATHS, "the worker")
+            return self._count_crashes(db, rows, in_flight, keep_s, "worker")
 
-    def free_all(self, marks: Mapping[str, frozenset[int]], keep_s: float) -> list[JobRecord]:
-        """Free every running job: their workers went down with the server, which is hardly ever a job's fault.
+    def release_after_server_crash(self, in_flight: Mapping[str, frozenset[int]], keep_s: float) -> list[JobRecord]:
+        """Release every running job, since the workers ended with the server.
 
-        A container may be killed whole where one process takes too much memory, though; so there is an end to it.
+        This is rarely a job's fault, but a container may be killed as a whole if one process takes too much memory:
+        a job fails after six times at the same position.
         """
         with self.transaction() as db:
             rows = db.execute("SELECT * FROM jobs WHERE status = 'running'").fetchall()
             db.execute("DELETE FROM workers")
-            return self._blame(db, rows, marks, keep_s, "crashes", MOST_CRASHES, "the server")
+            return self._count_crashes(db, rows, in_flight, keep_s, "server")
 
-    def _blame(
+    def _count_crashes(
         self,
         db: sqlite3.Connection,
         rows: list[sqlite3.Row],
-        marks: Mapping[str, frozenset[int]],
+        in_flight: Mapping[str, frozenset[int]],
         keep_s: float,
-        counter: str,
-        most: int,
-        victim: str,
+        process: Literal["worker", "server"],
     ) -> list[JobRecord]:
-        """Free jobs whose process died, and answer those that are to blame for it: they have failed."""
+        """Release jobs whose process crashed; those that crashed it too often fail, and are returned."""
         failed = []
         for job in (from_row(JobRecord, row) for row in rows):
-            # A place that kills is never answered, so it is asked about in every life of the job; others are answered
-            # and kept. Which threads were where else does not matter.
-            places = [str(place) for place in marks.get(job.id) or (NOWHERE,)]
-            seen = job.suspects.get(counter, {})
-            found = {place: seen.get(place, 0) + 1 for place in places}
-            count = max(found.values())
-            if count >= most:
+            # A batch that crashes the process is never finished, so it is in flight at every crash of the job; others
+            # are finished and kept. What other threads had in flight does not matter.
+            positions = [str(position) for position in in_flight.get(job.id) or (NOTHING_IN_FLIGHT,)]
+            earlier = job.crash_counts.get(process, {})
+            counts = {position: earlier.get(position, 0) + 1 for position in positions}
+            count = max(counts.values())
+            if count >= MAX_CRASHES[process]:
                 error = InferenceFailed(
-                    f"{victim} died {count} times at the same place of this job (out of memory, or a crash of "
-                    f"{job.provider or 'the engine'}): report the job's id, {job.id}"
+                    f"the {process} crashed {count} times at the same position of this job (out of memory, or a crash "
+                    f"of {job.provider or 'the engine'}): report the job's id, {job.id}"
                 )
-                self._end_failed(db, job, error, keep_s)
+                self._fail(db, job, error, keep_s)
                 failed.append(job)
             else:
-                who = f"worker {job.worker}" if victim == "the worker" else victim
-                _tell(db, job, f"{who} died: the job goes on from its finished strips")
-                suspects = job.suspects | {counter: seen | found}
-                _update(
-                    db, job.id, status="accepted", token=None, lease_until=None, worker=None, seconds_left=None,
-                    suspects=json.dumps(suspects), **{counter: max(count, getattr(job, counter))},
-                )  # fmt: skip
+                who = f"worker {job.worker}" if process == "worker" else "the server"
+                _add_events(db, job, f"{who} crashed: the job continues from its finished strips")
+                column = f"{process}_crashes"
+                updates = {
+                    "crash_counts": json.dumps(job.crash_counts | {process: earlier | counts}),
+                    column: max(count, getattr(job, column)),
+                }
+                _update(db, job.id, **RELEASED | updates)
         return failed
 
     def expired_jobs(self, now: float) -> list[str]:
-        """Finished jobs past their time."""
+        """Finished jobs that have expired."""
         return [row["id"] for row in self._rows("SELECT id FROM jobs WHERE expires < ?", now)]
 
     def remove_job(self, job_id: str) -> None:
-        """Forget a job."""
+        """Remove a job."""
         with self.transaction() as db:
             db.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
 
-    def known(self, table: str) -> dict[str, str]:
-        """Every id of a table, with a job's status, to tell folders that belong to nobody."""
+    def ids(self, table: str) -> dict[str, str]:
+        """The ids of a table, with a job's status."""
         column = "status" if table == "jobs" else "''"
         return {row[0]: row[1] for row in self._rows(f"SELECT id, {column} FROM {table}")}
 
     @staticmethod
-    def _in(db: sqlite3.Connection, job_id: str) -> JobRecord:
+    def _job(db: sqlite3.Connection, job_id: str) -> JobRecord:
         return from_row(JobRecord, db.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone())
 
     @staticmethod
-    def _is_held(db: sqlite3.Connection, job: JobRecord) -> bool:
+    def _holds_lease(db: sqlite3.Connection, job: JobRecord) -> bool:
         found = db.execute(
             "SELECT 1 FROM jobs WHERE id = ? AND token = ? AND status = 'running'", (job.id, job.token)
         ).fetchone()
         return found is not None
 
-    def _end_failed(self, db: sqlite3.Connection, job: JobRecord, error: ServiceError, keep_s: float) -> None:
-        # What may go well another time lets the key go: sent again, it is a new job.
+    def _fail(self, db: sqlite3.Connection, job: JobRecord, error: ServiceError, keep_s: float) -> None:
+        # After an error that may pass, the same key makes a new job.
         key = None if error.status in (503, 507) else job.idempotency_key
-        self._end(
+        self._finish(
             db, job, "failed", keep_s, error_code=error.code, error_status=error.status, error_detail=str(error),
             idempotency_key=key,
         )  # fmt: skip
 
     @staticmethod
-    def _end(db: sqlite3.Connection, job: JobRecord, status: Status, keep_s: float, **changes: Any) -> None:
+    def _finish(db: sqlite3.Connection, job: JobRecord, status: Status, keep_s: float, **changes: Any) -> None:
         now = time.time()
         _update(
             db, job.id, status=status, finished=job.finished or now, expires=now + keep_s, token=None,
             lease_until=None, seconds_left=None, **changes,
         )  # fmt: skip
         if not job.is_finished:
-            _count(db, "jobs_finished_total", {"status": status, "reason": changes.get("error_code", "")}, 1)
+            counters.add(db, "jobs_finished_total", {"status": status, "reason": changes.get("error_code", "")}, 1)
             if job.started is not None:
-                _observe(db, "job_seconds", {}, now - job.started)
+                counters.observe(db, "job_seconds", {}, now - job.started)
 
-    # Workers and counts
+    # Workers and counters
 
-    def beat(self, worker: WorkerRecord) -> None:
-        """A worker's sign of life."""
+    def save_worker(self, worker: WorkerRecord) -> None:
+        """Record a worker's state and heartbeat."""
         with self.transaction() as db:
-            _insert(db, "workers", to_row(worker), "OR REPLACE")
+            insert(db, "workers", to_row(worker), "OR REPLACE")
 
     def workers(self) -> list[WorkerRecord]:
-        """Every worker that was heard of since the server began."""
+        """Every worker of this server."""
         return [from_row(WorkerRecord, row) for row in self._rows("SELECT * FROM workers ORDER BY name")]
 
-    def is_writable(self) -> bool:
-        """Whether a write gets through within a second or two."""
-        try:
-            with closing(sqlite3.connect(self._path, timeout=PROBE_S, isolation_level=None)) as db:
-                db.execute("BEGIN IMMEDIATE")
-                _count(db, "readiness_probes", {}, 1)
-                db.execute("COMMIT")
-        except sqlite3.Error:
-            return False
-        return True
-
-    def forget_worker(self, name: str) -> None:
-        """A worker that is no more."""
+    def remove_worker(self, name: str) -> None:
+        """Remove a worker that has ended."""
         with self.transaction() as db:
             db.execute("DELETE FROM workers WHERE name = ?", (name,))
 
     def count(self, name: str, amount: float) -> None:
         """Add to a counter."""
         with self.transaction() as db:
-            _count(db, name, {}, amount)
+            counters.add(db, name, {}, amount)
 
     def counts(self) -> list[tuple[str, dict[str, str], float]]:
         """Every counter: name, labels, value."""
@@ -443,38 +364,8 @@ class Store:
         return [(row["name"], json.loads(row["labels"]), row["value"]) for row in rows]
 
 
-def insist(work: Callable[[], Any], is_stopping: threading.Event) -> Any:
-    """Tell the store, however long its disk stays full or somebody holds it; None where there is no more time."""
-    while True:
-        try:
-            return work()
-        except (StorageFull, StoreBusy):
-            if is_stopping.wait(1.0):
-                return None
-
-
-class StoreBusy(ServiceError):
-    """Another process holds the store for longer than it should."""
-
-    code = "not_ready"
-    status = 503
-    headers: Mapping[str, str] = {"Retry-After": "5"}
-
-
-class StoreUnusable(ServiceError):
-    """A data folder of a later version, or with a damaged file."""
-
-    code = "store_unusable"
-    status = 500
-
-
-def _insert(db: sqlite3.Connection, table: str, row: Mapping[str, Any], manner: str = "") -> None:
-    marks = ", ".join("?" * len(row))
-    db.execute(f"INSERT {manner} INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
-
-
 def _update(db: sqlite3.Connection, job_id: str, **changes: Any) -> None:
-    """Change a job; every change has a number of its own."""
+    """Change a job and raise its version."""
     if "seconds" in changes:
         changes["seconds"] = json.dumps(changes["seconds"])
     changes["updated"] = time.time()
@@ -482,22 +373,7 @@ def _update(db: sqlite3.Connection, job_id: str, **changes: Any) -> None:
     db.execute(f"UPDATE jobs SET {assignments}, version = version + 1 WHERE id = ?", (*changes.values(), job_id))
 
 
-def _tell(db: sqlite3.Connection, job: JobRecord, *texts: str) -> None:
-    """Add to what happened to a job."""
-    fresh = [{"time": time.time(), "text": text} for text in texts]
-    _update(db, job.id, history=json.dumps([*job.history, *fresh][-KEPT_HISTORY:]))
-
-
-def _count(db: sqlite3.Connection, name: str, labels: Mapping[str, str], amount: float) -> None:
-    db.execute(
-        "INSERT INTO counts VALUES (?, ?, ?) ON CONFLICT (name, labels) DO UPDATE SET value = value + excluded.value",
-        (name, json.dumps(labels, sort_keys=True), amount),
-    )
-
-
-def _observe(db: sqlite3.Connection, name: str, labels: Mapping[str, str], seconds: float) -> None:
-    """Put a duration into its histogram."""
-    for edge in (edge for edge in BUCKETS_S if seconds <= edge):
-        _count(db, f"{name}_bucket", {**labels, "le": str(float(edge))}, 1)
-    _count(db, f"{name}_bucket", {**labels, "le": "+Inf"}, 1)
-    _count(db, f"{name}_sum", labels, seconds)
+def _add_events(db: sqlite3.Connection, job: JobRecord, *texts: str) -> None:
+    """Add to a job's events; the latest are kept."""
+    new = [{"time": time.time(), "text": text} for text in texts]
+    _update(db, job.id, events=json.dumps([*job.events, *new][-KEPT_EVENTS:]))

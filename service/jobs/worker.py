@@ -1,4 +1,4 @@
-"""A worker: one process for one device, that maps one job after the other and can be killed at any time."""
+"""A worker process: maps jobs on one device, one at a time, and may be killed at any moment."""
 
 from __future__ import annotations
 
@@ -6,118 +6,54 @@ import json
 import logging
 import os
 import signal
-import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shutil import disk_usage, rmtree
 from typing import Any
 
-from model.bundle import BundleRefused
-from service import logs
-from service.errors import (
+from hyperscene.errors import (
     InferenceFailed,
     InternalError,
     NotReady,
-    PlaceUnreachable,
     ServiceError,
+    SourceUnreachable,
     StorageFull,
-    unwritten,
+    write_error,
 )
-from service.jobs.devices import CLUSTER, Devices, open_device
-from service.jobs.disk import data_path, drop_job, drop_work, flush, flush_folder, version_of
-from service.jobs.records import JobRecord, WorkerRecord
-from service.jobs.store import MOST_DEATHS, Store, StoreBusy, insist
-from service.mapping.ahead import Cancelled
-from service.mapping.classify import CrewLost
-from service.mapping.pipeline import MapOptions, map_scene
-from service.mapping.scenes import open_scene
-from service.settings import Settings
+from hyperscene.model.bundle import BundleRefused
+from hyperscene.service import logs
+from hyperscene.service.jobs.database import StoreBusy, retry_write
+from hyperscene.service.jobs.devices import CLUSTER, WorkerDevice, open_device
+from hyperscene.service.jobs.disk import data_path, drop_job, drop_work, flush, flush_folder, version_of
+from hyperscene.service.jobs.in_flight import InFlight
+from hyperscene.service.jobs.job_progress import JobProgress
+from hyperscene.service.jobs.records import JobRecord, WorkerRecord
+from hyperscene.service.jobs.store import MAX_CRASHES, Store
+from hyperscene.service.mapping.classify import MapProgress, RunControl, WorkersLost
+from hyperscene.service.mapping.options import MapOptions
+from hyperscene.service.mapping.pipeline import map_scene
+from hyperscene.service.mapping.prefetch import Cancelled
+from hyperscene.service.mapping.scenes import open_scene
+from hyperscene.service.settings import Settings
 
 log = logging.getLogger("hyperscene.worker")
 
-IDLE_S = 1.0  # between looks at the queue; the server wakes a worker when there is something
+IDLE_S = 1.0  # between checks of the queue; the server wakes a worker when a job is submitted
 BEAT_S = 0.5
-RETRY_S = 10.0  # between attempts to get a device that is not there
+RETRY_S = 10.0  # between attempts to open a device that is not available
 STANDARD_INPUT = 0
-MARK_NAME = "mark"
-STUCK = 3  # the exit code of a worker that hangs
-LINGER_S = 3.0  # that a cancelled job may take to end, where a place that stalls may hold it up
-MOST_PLACE_TRIES, PLACE_WAIT_S = 4, 5.0  # of a place that fell silent
-
-
-class Progress:
-    """How far the job at hand is, for the thread that tells the store."""
-
-    def __init__(self, done: int = 0, total: int = 0) -> None:
-        self.done, self.total = done, total  # for people: an earlier run may have been further
-        self._run = 0  # of this run alone
-        self._moved = time.monotonic()
-        self._first: tuple[float, int] | None = None
-
-    def report(self, done: int, total: int) -> None:
-        """Called by the mapping, often."""
-        if self._first is None:
-            self._first = time.monotonic(), done
-        self._moved = time.monotonic()
-        self._run = max(done, self._run)
-        self.done, self.total = max(done, self.done), total
-
-    def excuse(self) -> None:
-        """Nothing can move right now, and that is known."""
-        self._moved = time.monotonic()
-
-    @property
-    def quiet_s(self) -> float:
-        """How long the network has been silent, while it still has something to say."""
-        return time.monotonic() - self._moved if self._run < self.total or self.total == 0 else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """At the speed so far; what an earlier run did says nothing about it."""
-        if self._first is None or self.done <= self._first[1]:
-            return None
-        began, first = self._first
-        return round((time.monotonic() - began) / (self.done - first) * (self.total - self.done), 1)
-
-
-class Mark:
-    """A file beside the job that says what the network is being asked about, or was last: read when its worker died.
-
-    A worker that dies before it asks anything leaves what the one before it left.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._handle = os.open(folder / MARK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
-
-    def set(self, places: Collection[int]) -> None:
-        """Say where the job is; some microseconds, so that it can be done for every call of the network."""
-        with suppress(OSError):  # a full disk: the next strip will tell
-            os.pwrite(self._handle, struct.pack(f"<{1 + len(places)}q", len(places), *places), 0)
-
-    def __enter__(self) -> Mark:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._handle)
-
-    @staticmethod
-    def read(folder: Path) -> frozenset[int]:
-        """Where the job in this folder was; nowhere, where nobody has asked anything."""
-        try:
-            content = (folder / MARK_NAME).read_bytes()
-            (count,) = struct.unpack_from("<q", content)
-            return frozenset(struct.unpack_from(f"<{count}q", content, 8))
-        except (OSError, struct.error):
-            return frozenset()
+STUCK = 3  # exit code of a worker that hangs
+CANCEL_S = 3.0  # that a cancelled job may take to end while it reads from a remote host
+MAX_SOURCE_TRIES, SOURCE_WAIT_S = 4, 5.0  # for a remote host that does not respond
 
 
 class Worker:
-    """Claims jobs, maps them, and tells the store about it twice a second."""
+    """Claims jobs, maps them, and records their progress twice a second."""
 
     def __init__(self, settings: Settings, name: str, device: str, threads: int, bundles: dict[str, Path]) -> None:
         self._settings = settings
@@ -126,34 +62,34 @@ class Worker:
         self._threads = threads
         self._bundles = bundles
         self._store = Store(settings.database)
-        self._devices: Devices | None = None
-        self._notes: list[str] = []  # about the job at hand, that are not in the store yet
-        self._telling = threading.Lock()
+        self._compute: WorkerDevice | None = None
+        self._events: list[str] = []  # of the current job, not in the store yet
+        self._events_lock = threading.Lock()
         self._state = WorkerRecord(name, device, os.getpid(), "starting", None, None, time.time())
         self._is_stopping = threading.Event()
         self._is_woken = threading.Event()
-        self._look = threading.Event()  # at whether the job at hand is still ours
+        self._beat_now = threading.Event()  # to check whether the current job is still ours
         self._job: JobRecord | None = None
-        self._progress = Progress()
+        self._progress = JobProgress(MapProgress())
         self._cancelled = threading.Event()
-        self._is_far = False  # the job's scene is read in another place
-        self._lingers_since: float | None = None  # a job that is cancelled and has not ended
+        self._is_remote = False  # the job's scene is read from another host
+        self._cancelled_since: float | None = None  # while a cancelled job has not ended
 
     def wake(self) -> None:
-        """There is a job, or one was dismissed."""
+        """Check the store now: a job was submitted or dismissed."""
         self._is_woken.set()
-        self._look.set()
+        self._beat_now.set()
 
     def stop(self) -> None:
-        """Keep what is done, and end."""
+        """Release the current job, which keeps its finished strips, and end."""
         self._is_stopping.set()
         self._cancelled.set()
         self.wake()
 
     def run(self, default_model: str) -> None:
-        """Work until told to stop."""
-        threading.Thread(target=self._beat_forever, name="hyperscene-heartbeat", daemon=True).start()
-        threading.Thread(target=self._breathe_forever, name="hyperscene-breath", daemon=True).start()
+        """Work until `stop`."""
+        threading.Thread(target=self._beat_loop, name="hyperscene-heartbeat", daemon=True).start()
+        threading.Thread(target=self._touch_loop, name="hyperscene-alive", daemon=True).start()
         while not self._is_stopping.is_set():
             if self._state.state != "ready" and not self._is_ready(default_model):
                 self._is_stopping.wait(RETRY_S if self._device != CLUSTER else IDLE_S)
@@ -168,29 +104,32 @@ class Worker:
                 self._work_on(job)
                 logs.job_id.set(None)
                 logs.request_id.set(None)
-        self._store.forget_worker(self._name)
+        self._store.remove_worker(self._name)
 
     def _is_ready(self, model: str) -> bool:
-        """Whether the device runs the bundle and gives its own answers; otherwise everybody can read why not."""
+        """Whether the device runs the bundle and passes its check; the reason why not is stored for /health."""
         try:
-            if self._devices is None:
-                self._devices = open_device(self._settings, self._device, self._threads, self._bundles)
-            device, provider = self._devices.check(model)
+            if self._compute is None:
+                self._compute = open_device(self._settings, self._device, self._threads, self._bundles)
+            device, provider = self._compute.check(model)
+            left_out = self._compute.left_out()
         except (ServiceError, BundleRefused) as error:
             if self._state.reason != str(error):
                 level = logging.INFO if self._state.state == "starting" and self._device == CLUSTER else logging.ERROR
                 log.log(level, "not ready: %s", error, extra={"worker": self._name, "device": self._device})
             failed = replace(self._state, state="failed", reason=str(error))
-            self._insist(lambda: self._tell(failed))
+            self._retry_write(lambda: self._save_state(failed))
             return False
-        ready = replace(self._state, state="ready", provider=provider, device=device, reason=None)
-        self._insist(lambda: self._tell(ready))
+        ready = replace(self._state, state="ready", provider=provider, device=device, reason=None, left_out=left_out)
+        for reason in left_out:
+            log.warning("%s", reason, extra={"worker": self._name})
+        self._retry_write(lambda: self._save_state(ready))
         log.info("ready on %s", provider, extra={"worker": self._name, "device": device})
         return True
 
     def _claim(self) -> JobRecord | None:
         if disk_usage(self._settings.data).free < self._settings.min_free_bytes:
-            return None  # what waits is not lost; it goes on when there is room
+            return None  # jobs wait until there is room
         try:
             return self._store.claim(self._name, self._settings.lease_s)
         except (StorageFull, StoreBusy):
@@ -199,9 +138,9 @@ class Worker:
     def _work_on(self, job: JobRecord) -> None:
         log.info("started" if job.resumes == 0 else "resumed", extra={"worker": self._name})
         self._cancelled.clear()
-        self._is_far, self._lingers_since = False, None
-        self._progress = Progress(job.cells_done, job.cells_total)
-        self._notes = []
+        self._is_remote, self._cancelled_since = False, None
+        self._progress = JobProgress(job.progress)
+        self._events = []
         self._job = job
         if self._is_stopping.is_set():
             self._cancelled.set()
@@ -217,33 +156,35 @@ class Worker:
         scene_record = self._store.scene(job.scene_id)
         if scene_record is None:
             raise InternalError(f"the scene of job {job.id} is gone: send it again")
-        self._is_far = scene_record.href is not None
+        self._is_remote = scene_record.href is not None
         scene = open_scene(data_path(settings, scene_record), settings.limits, version=version_of(scene_record))
-        assert self._devices is not None
-        bundle, engine = self._devices.take(job.model, self._note, self._cancelled.is_set)
-        self._insist(lambda: self._store.note_provider(job, engine.device, engine.provider))
-        # An attempt of its own: a worker that lost the job and does not know it yet writes elsewhere.
+        assert self._compute is not None
+        bundle, engine = self._compute.open_model(job.model, self._note, self._cancelled.is_set)
+        self._retry_write(lambda: self._store.set_provider(job, engine.device, engine.provider))
+        for reason in self._state.left_out:
+            self._note(reason)
+        # One folder per lease: a worker that has lost the job and does not know it yet writes elsewhere.
         attempt = settings.job_folder(job.id) / f"attempt-{job.token}"
-        if not self._insist(lambda: self._store.renew(job, settings.lease_s, job.cells_done, job.cells_total, None)):
+        if not self._retry_write(lambda: self._store.renew(job, settings.lease_s, job.progress, None)):
             raise Cancelled
-        for left_behind in settings.job_folder(job.id).glob("attempt-*"):  # by a worker that was killed
-            rmtree(left_behind, ignore_errors=True)
+        for leftover in settings.job_folder(job.id).glob("attempt-*"):  # of a worker that was killed
+            rmtree(leftover, ignore_errors=True)
         try:
             settings.strips_folder(job.id).mkdir(parents=True, exist_ok=True)
-            mark = Mark(settings.job_folder(job.id))
+            in_flight = InFlight(settings.job_folder(job.id))
         except OSError as error:
-            raise unwritten(error) from error
-        with mark:
-            self._progress = Progress(job.cells_done, job.cells_total)
-            summary = map_scene(
-                replace(scene, name=job.scene_name), bundle, engine, attempt, MapOptions(**job.options),
-                self._progress.report, self._cancelled, settings.strips_folder(job.id), job.id, mark.set,
-            )  # fmt: skip
+            raise write_error(error) from error
+        with in_flight:
+            self._progress = JobProgress(job.progress)
+            strips = settings.strips_folder(job.id)
+            control = RunControl(self._progress.report, self._cancelled, strips, in_flight.record)
+            named, options = replace(scene, name=job.scene_name), MapOptions(**job.options)
+            summary = map_scene(named, bundle, engine, attempt, options, control, job.id)
         flush_folder(attempt)
-        self._insist(lambda: self._tell_notes(job))
-        with suppress(ServiceError):  # a job may be over before the heart beats
+        self._retry_write(lambda: self._store_events(job))
+        with suppress(ServiceError):  # a short job may end before its first heartbeat
             self._beat()
-        if not self._insist(lambda: self._succeed(job, summary, attempt)):
+        if not self._retry_write(lambda: self._succeed(job, summary, attempt)):
             raise Cancelled
         drop_work(settings, job.id)
         log.info("successful", extra={"worker": self._name, "seconds": summary["seconds"]["total"]})
@@ -252,7 +193,7 @@ class Worker:
         results = self._settings.results_folder(job.id)
 
         def publish() -> None:
-            if attempt.is_dir():  # not yet: a full disk may have undone the record, and this is another try
+            if attempt.is_dir():  # not published yet; a full disk may have rolled back an earlier try
                 rmtree(results, ignore_errors=True)
                 attempt.rename(results)
                 flush(results.parent)
@@ -260,15 +201,15 @@ class Worker:
         return self._store.succeed(job, summary, self._settings.keep_results_s, publish)
 
     def _stop_work(self, job: JobRecord, error: Exception) -> None:
-        """Work that did not come to its end: the job is released, left, or failed."""
-        may_pass = isinstance(error, StoreBusy | CrewLost)
-        if isinstance(error, PlaceUnreachable) and job.resumes < MOST_PLACE_TRIES and not self._cancelled.is_set():
-            self._note(f"{error}; this is tried again")
-            self._is_stopping.wait(PLACE_WAIT_S)
+        """Release, leave or fail a job that was not finished."""
+        may_pass = isinstance(error, StoreBusy | WorkersLost)
+        if isinstance(error, SourceUnreachable) and job.resumes < MAX_SOURCE_TRIES and not self._cancelled.is_set():
+            self._note(f"{error}; the job is tried again")
+            self._is_stopping.wait(SOURCE_WAIT_S)
             may_pass = True
         if (self._is_stopping.is_set() and self._cancelled.is_set()) or may_pass:
-            self._insist(lambda: self._tell_notes(job))
-            self._insist(lambda: self._store.release(job))
+            self._retry_write(lambda: self._store_events(job))
+            self._retry_write(lambda: self._store.release(job))
             log.info("released", extra={"worker": self._name})
             return
         current = self._store.job(job.id)
@@ -276,12 +217,12 @@ class Worker:
             self._leave(job, current)
             return
         refusal = self._refusal(job, error)
-        self._insist(lambda: self._tell_notes(job))
+        self._retry_write(lambda: self._store_events(job))
         log.warning("failed: %s", refusal, extra={"worker": self._name, "code": refusal.code})
-        # The disk is freed first: the store may need the room to say that there was none.
+        # The disk is freed first: the store may need the room to record that it was full.
         rmtree(self._settings.job_folder(job.id), ignore_errors=True)
-        if self._insist(lambda: self._store.fail(job, refusal, self._settings.keep_results_s)):
-            with suppress(ServiceError):  # the next start sweeps
+        if self._retry_write(lambda: self._store.fail(job, refusal, self._settings.keep_results_s)):
+            with suppress(ServiceError):  # the next start removes it
                 drop_job(self._settings, self._store, job)
 
     def _refusal(self, job: JobRecord, error: Exception) -> ServiceError:
@@ -290,129 +231,127 @@ class Worker:
         if isinstance(error, BundleRefused):
             return NotReady(str(error))
         if isinstance(error, MemoryError):
-            return InferenceFailed(f"memory ran out: crop the scene, or report the job {job.id}")
-        log.error("a bug", exc_info=error, extra={"worker": self._name})
+            return InferenceFailed(f"the worker ran out of memory: crop the scene, or report the job {job.id}")
+        log.error("unexpected error", exc_info=error, extra={"worker": self._name})
         return InternalError(f"this is a fault of hyperscene: report the job {job.id}")
 
     def _leave(self, job: JobRecord, current: JobRecord | None) -> None:
-        """A job that is not ours any more: dismissed, or another worker's, whose files are not touched."""
+        """Remove our files of a job that was dismissed, or that another worker has now."""
         rmtree(self._settings.job_folder(job.id) / f"attempt-{job.token}", ignore_errors=True)
         if current is None or current.status == "dismissed":
             rmtree(self._settings.job_folder(job.id), ignore_errors=True)
         log.info("left: %s", current.status if current else "expired", extra={"worker": self._name})
 
-    def _insist(self, work: Callable[[], Any]) -> Any:
-        return insist(work, self._is_stopping)
+    def _retry_write(self, work: Callable[[], Any]) -> Any:
+        return retry_write(work, self._is_stopping)
 
-    def _tell(self, state: WorkerRecord) -> None:
-        members = [] if self._devices is None else self._devices.members()
+    def _save_state(self, state: WorkerRecord) -> None:
+        members = [] if self._compute is None else self._compute.cluster_workers()
         self._state = replace(state, heartbeat=time.time(), members=members)
-        self._store.beat(self._state)
+        self._store.save_worker(self._state)
 
-    def _breathe_forever(self) -> None:
-        """Show that the process is alive, on a file and not in the store, which may be held or on a full disk."""
+    def _touch_loop(self) -> None:
+        """Touch the heartbeat file; it works while the store is locked or its disk is full."""
         while True:
             with suppress(OSError):
-                os.utime(self._settings.breath_file(self._name))
+                os.utime(self._settings.heartbeat_file(self._name))
             time.sleep(BEAT_S)
 
-    def _beat_forever(self) -> None:
+    def _beat_loop(self) -> None:
         while True:
             try:
                 self._beat()
-            except Exception as error:  # a full disk, say: the next beat may get through
+            except Exception as error:  # for instance a full disk: the next heartbeat may succeed
                 log.warning("no heartbeat: %s", error, extra={"worker": self._name})
-            self._look.wait(BEAT_S)
-            self._look.clear()
+            self._beat_now.wait(BEAT_S)
+            self._beat_now.clear()
 
     def _beat(self) -> None:
         job, progress = self._job, self._progress
         if job is not None:
-            self._tell_notes(job)
-            is_ours = self._store.renew(
-                job, self._settings.lease_s, progress.done, progress.total, progress.seconds_left
-            )
+            self._store_events(job)
+            is_ours = self._store.renew(job, self._settings.lease_s, progress.reached, progress.seconds_left)
             if not is_ours and self._job is job:
                 self._cancelled.set()
             self._end_if_stuck(job, progress)
-            self._end_if_lingering(job)
-        self._tell_trouble()
+            self._end_if_not_cancelled(job)
+        self._update_outage()
         if time.time() - self._state.heartbeat > min(4 * BEAT_S, self._settings.lease_s / 4):
-            self._tell(self._state)
+            self._save_state(self._state)
 
-    def _end_if_stuck(self, job: JobRecord, progress: Progress) -> None:
-        # A cluster looks after its own: a strip may be tried by several workers, one after the other.
-        patience_s = self._settings.stall_s * (1 if self._device != CLUSTER else 1 + MOST_DEATHS)
-        if self._devices is not None and self._devices.trouble is not None:
-            progress.excuse()
-        elif progress.quiet_s > patience_s:
-            log.error("stuck for %.0f s: ending", progress.quiet_s, extra={"worker": self._name, "job_id": job.id})
+    def _end_if_stuck(self, job: JobRecord, progress: JobProgress) -> None:
+        # A cluster restarts its workers itself: a strip may be tried by several of them, one after the other.
+        patience_s = self._settings.stall_s * (1 if self._device != CLUSTER else 1 + MAX_CRASHES["worker"])
+        if self._compute is not None and self._compute.outage is not None:
+            progress.pause()
+        elif progress.stalled_s > patience_s:
+            log.error("stuck for %.0f s: ending", progress.stalled_s, extra={"worker": self._name, "job_id": job.id})
             os._exit(STUCK)
 
-    def _end_if_lingering(self, job: JobRecord) -> None:
-        """A place that stalls cannot be left in any other way: the next worker takes what waits."""
-        if not self._is_far or not self._cancelled.is_set() or self._is_stopping.is_set():
+    def _end_if_not_cancelled(self, job: JobRecord) -> None:
+        """End the process: reading from a host that does not respond cannot be cancelled in another way."""
+        if not self._is_remote or not self._cancelled.is_set() or self._is_stopping.is_set():
             return
-        self._lingers_since = self._lingers_since or time.monotonic()
-        if time.monotonic() - self._lingers_since > LINGER_S:
-            log.warning("its place stalls: ending", extra={"worker": self._name, "job_id": job.id})
+        self._cancelled_since = self._cancelled_since or time.monotonic()
+        if time.monotonic() - self._cancelled_since > CANCEL_S:
+            log.warning("the scene's host does not respond: ending", extra={"worker": self._name, "job_id": job.id})
             os._exit(STUCK)
 
     def _note(self, text: str) -> None:
-        """Remember what happened to the job at hand; by any thread."""
-        self._notes.append(text)
+        """Add to the current job's events; called by any thread."""
+        self._events.append(text)
 
-    def _tell_notes(self, job: JobRecord) -> None:
-        with self._telling:  # the heart's thread and the job's both do
-            count = len(self._notes)
+    def _store_events(self, job: JobRecord) -> None:
+        with self._events_lock:  # called by the heartbeat's thread and the job's
+            count = len(self._events)
             if count:
-                self._store.add_history(job, self._notes[:count])
-                del self._notes[:count]
+                self._store.add_events(job, self._events[:count])
+                del self._events[:count]
 
-    def _tell_trouble(self) -> None:
-        """A cluster may be lost, and come back: nobody is sent to a worker that cannot compute."""
-        if self._devices is None or self._state.state == "starting":
+    def _update_outage(self) -> None:
+        """Update the state when a cluster is lost or comes back: a worker that cannot compute is not ready."""
+        if self._compute is None or self._state.state == "starting":
             return
-        trouble = self._devices.trouble
-        if self._state.state == "ready" and trouble is not None:
-            log.error("not ready: %s", trouble, extra={"worker": self._name})
-            self._tell(replace(self._state, state="failed", reason=trouble))
-        elif self._state.state == "failed" and trouble is None and self._job is not None:  # which it has begun
+        outage = self._compute.outage
+        if self._state.state == "ready" and outage is not None:
+            log.error("not ready: %s", outage, extra={"worker": self._name})
+            self._save_state(replace(self._state, state="failed", reason=outage))
+        elif self._state.state == "failed" and outage is None and self._job is not None:  # a job that it has started
             log.info("ready again", extra={"worker": self._name})
-            self._tell(replace(self._state, state="ready", reason=None))
+            self._save_state(replace(self._state, state="ready", reason=None))
 
 
-def _obey(worker: Worker) -> None:
-    """A byte on standard input wakes the worker; its end means that the server is gone, so the worker ends at once."""
+def _read_wakes(worker: Worker) -> None:
+    """Each byte on standard input wakes the worker; at its end the server is gone, and the process exits."""
     while os.read(STANDARD_INPUT, 4096):
         worker.wake()
-    os._exit(0)  # finished strips lie on disk; the next server frees the job
+    os._exit(0)  # finished strips are on disk; the next server releases the job
 
 
-def _read_orders() -> dict[str, Any]:
-    """The first line of standard input; unbuffered, since a thread that waits in a buffer cannot be left behind."""
+def _read_start_message() -> dict[str, Any]:
+    """The first line of standard input, unbuffered: a thread blocked in a buffered read cannot be abandoned at exit."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(STANDARD_INPUT, 1)
-        if not byte:  # the server died before it gave any
+        if not byte:  # the server died before it sent the line
             sys.exit()
         line += byte
-    orders: dict[str, Any] = json.loads(line)
-    return orders
+    start: dict[str, Any] = json.loads(line)
+    return start
 
 
 def main() -> None:
-    """Work for the server whose settings stand in the first line of standard input."""
-    orders = _read_orders()
-    settings = Settings.model_validate(orders["settings"])
+    """Work for the server, whose settings are the first line of standard input."""
+    start = _read_start_message()
+    settings = Settings.model_validate(start["settings"])
     logs.set_up_logs(settings.log_level)
-    os.nice(5)  # the server's answers come first
-    bundles = {name: Path(path) for name, path in orders["bundles"].items()}
-    worker = Worker(settings, orders["name"], orders["device"], orders["threads"], bundles)
+    os.nice(5)  # the server's responses come first
+    bundles = {name: Path(path) for name, path in start["bundles"].items()}
+    worker = Worker(settings, start["name"], start["device"], start["threads"], bundles)
     signal.signal(signal.SIGTERM, lambda *_: worker.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_obey, args=(worker,), name="hyperscene-orders", daemon=True).start()
-    worker.run(orders["model"])
+    threading.Thread(target=_read_wakes, args=(worker,), name="hyperscene-wake", daemon=True).start()
+    worker.run(start["model"])
 
 
 if __name__ == "__main__":

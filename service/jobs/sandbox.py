@@ -1,0 +1,182 @@
+"""Child processes that open uploaded or remote files, with limited memory and time.
+
+A file that crashes GDAL, or exhausts the memory limit, ends such a process and not the service. Requests and responses
+are lines of JSON on pipes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hyperscene.child_process import module_command
+from hyperscene.errors import NotReady, SceneUnreadable, ServiceError, error_from_code
+from hyperscene.model.bundle import BundleRefused
+from hyperscene.service.settings import child_environment
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """Limits of one request, and the parts of the message when a file exceeds them or crashes the process."""
+
+    seconds: float
+    memory_bytes: int  # of address space
+    doing: str = "the file could not be understood"
+    reason: str = "it is damaged, or its header is far too large"
+
+
+class Sandbox:
+    """Processes that run one of our modules, each for one request at a time; one that ends is replaced."""
+
+    def __init__(self, module: str, processes: int, limits: SandboxLimits) -> None:
+        self._processes = [_SandboxProcess(module, limits) for _ in range(processes)]
+        # The process used last is used first: others start only when requests come at the same time.
+        self._idle: queue.LifoQueue[_SandboxProcess] = queue.LifoQueue()
+        for process in self._processes:
+            self._idle.put(process)
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The response of a process; raises the error that it refused with."""
+        process = self._idle.get()
+        try:
+            return process.run(request)
+        finally:
+            self._idle.put(process)
+
+    def close(self) -> None:
+        """Kill all processes."""
+        for process in self._processes:
+            process.close()
+
+
+class _SandboxProcess:
+    """One process, used by one thread at a time."""
+
+    def __init__(self, module: str, limits: SandboxLimits) -> None:
+        self._module = module
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Kill the process."""
+        self._is_closed = True
+        if (child := self._child) is not None:
+            child.kill()
+        with self._lock:
+            self._drop()
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The response; raises the error that the process refused with."""
+        with self._lock:
+            response = self._exchange(json.dumps(request).encode() + b"\n")
+        if response is None:
+            if self._is_closed:
+                raise shutting_down()
+            raise SceneUnreadable(
+                f"{self._limits.doing} within {self._limits.seconds:.0f} s and "
+                f"{self._limits.memory_bytes >> 30} GB of memory: {self._limits.reason}"
+            )
+        if "refused" in response:
+            raise BundleRefused(response["refused"])
+        if "code" in response:
+            raise error_from_code(response["code"], response["detail"])
+        return response
+
+    def _exchange(self, request: bytes) -> dict[str, Any] | None:
+        for _ in range(2):  # a process that ended since the last request is replaced
+            child = self._running()
+            try:
+                child.stdin.write(request)  # type: ignore[union-attr]
+                child.stdin.flush()  # type: ignore[union-attr]
+                break
+            except OSError:
+                self._drop()
+        else:
+            return None
+        line = self._read_line(time.monotonic() + self._limits.seconds)
+        if line is None:
+            self._drop()
+            if not self._is_closed:
+                self._running()  # start the next process now, before the next request
+            return None
+        response: dict[str, Any] = json.loads(line)
+        return response
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._is_closed:
+            raise shutting_down()
+        if self._child is None or self._child.poll() is not None:
+            # One thread: a numeric library's pool takes address space for every core.
+            environment = child_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            self._child = subprocess.Popen(
+                module_command(self._module),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True,
+            )  # fmt: skip
+            if self._is_closed:  # meanwhile, by a thread that saw no process
+                self._drop()
+                raise shutting_down()
+        return self._child
+
+    def _read_line(self, deadline: float) -> bytes | None:
+        """The response; None if the process ended or took too long."""
+        assert self._child is not None
+        assert self._child.stdout is not None
+        pipe, read = self._child.stdout.fileno(), bytearray()
+        while not read.endswith(b"\n"):
+            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+            part = os.read(pipe, 1 << 16) if ready else b""
+            if not part:
+                return None
+            read += part
+        return bytes(read)
+
+    def _drop(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            for pipe in (self._child.stdin, self._child.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._child = None
+
+
+def shutting_down() -> NotReady:
+    """Error returned to requests during shutdown."""
+    return NotReady("the server is shutting down: send the scene again when it is back")
+
+
+def serve(handle: Callable[[dict[str, Any]], dict[str, Any]], limits: SandboxLimits) -> None:
+    """The process's side: handle one request per line until the server closes the pipe."""
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    responses = os.dup(1)
+    os.dup2(2, 1)  # a library that prints must not write into the pipe
+    for line in sys.stdin.buffer:
+        text = json.dumps(_response(handle, json.loads(line))).encode() + b"\n"
+        while text:
+            text = text[os.write(responses, text) :]
+
+
+def _response(handle: Callable[[dict[str, Any]], dict[str, Any]], request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return handle(request)
+    except ServiceError as error:
+        return {"code": error.code, "detail": str(error)}
+    except BundleRefused as error:
+        return {"refused": str(error)}
+    except Exception as error:  # any error that a hostile file causes: it is not a scene
+        return {"code": SceneUnreadable.code, "detail": f"the file cannot be understood ({type(error).__name__})"}
