@@ -1,1 +1,1 @@
-"""HTTP and nothing else: what comes in is handed to service.jobs, what is found there is put into documents."""
+"""The HTTP layer: routes, requests and responses. The work is done in service.jobs."""

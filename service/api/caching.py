@@ -1,22 +1,21 @@
-"""Answers that never change: their tag, and how long and for whom they may be kept."""
+"""HTTP caching of responses that never change: ETag, Cache-Control, If-None-Match."""
 
 from __future__ import annotations
 
 from fastapi import Request
 
 
-def kept_headers(etag: str) -> dict[str, str]:
-    """The headers of an answer that its caller may keep."""
+def cache_headers(etag: str) -> dict[str, str]:
+    """Headers of a response that the client may cache."""
     return {
         "ETag": etag,
-        # Cached copies are the caller's own: a shared cache must not hand them to another key, and neither must a
-        # browser that knows two.
+        # Private caches only, by key: no cache may return one key's response to a request with another key.
         "Cache-Control": "private, max-age=31536000, immutable",
         "Vary": "X-API-Key, Authorization",
     }
 
 
-def is_kept(request: Request, etag: str) -> bool:
-    """Whether the caller has the answer already."""
+def is_not_modified(request: Request, etag: str) -> bool:
+    """Whether the client's cached copy is current."""
     tags = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
     return etag in tags or "*" in tags

@@ -1,4 +1,4 @@
-"""POST /classify: a scene in, its map out."""
+"""POST /classify: upload a scene, get its map."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse
 
-from service import logs
-from service.api.context import BaseDep, OwnerDep, Service, ServiceDep
-from service.api.delivery import answer_file
-from service.api.documents import ZIP_NAME, StatusInfo, status_of
-from service.api.problems import problems
-from service.api.results import ZIP_TYPE, accepts_zip
-from service.api.uploads import content_length, incoming, receive_form
-from service.errors import RequestUnusable
-from service.jobs.admission import CHOICES, JobRequest
-from service.jobs.records import JobRecord
+from hyperscene.errors import RequestUnusable
+from hyperscene.service import logs
+from hyperscene.service.api.context import BaseDep, OwnerDep, Service, ServiceDep
+from hyperscene.service.api.documents import ZIP_NAME, StatusInfo, status_of
+from hyperscene.service.api.execution import file_response_when_finished
+from hyperscene.service.api.problems import problems
+from hyperscene.service.api.results import ZIP_TYPE, accepts_zip
+from hyperscene.service.api.uploads import content_length, receive_form, upload_folder
+from hyperscene.service.jobs.admission import ALLOWED, JobRequest
+from hyperscene.service.jobs.records import JobRecord
 
 router = APIRouter(tags=["maps"])
 
 OPTION_SCHEMAS: dict[str, dict[str, Any]] = {
-    "model": {"type": "string", "description": "a name from /models; the default model without it", "example": "demo"},
+    "model": {"type": "string", "description": "a name from /models; default: the default model", "example": "demo"},
     "stride_px": {
         "type": "integer",
-        "enum": [*CHOICES["stride_px"]],
-        "description": "pixels between patch centres: fewer patches, less time; at most half a patch, or a whole one "
-        "for token bundles; 4 without it, 8 for token bundles",
+        "enum": [*ALLOWED["stride_px"]],
+        "description": "pixels between patch centres; a larger stride means fewer patches and less time. At most half "
+        "a patch, or a whole patch for token bundles. Default 4, or 8 for token bundles",
         "example": 4,
     },
     "blend": {
         "type": "string",
-        "enum": [*CHOICES["blend"]],
+        "enum": [*ALLOWED["blend"]],
         "default": "angle",
-        "description": "how patches over a pixel are weighed; none needs stride 1",
+        "description": "how overlapping patches are weighted; none requires stride 1",
     },
     "probability_type": {
         "type": "string",
-        "enum": [*CHOICES["probability_type"]],
+        "enum": [*ALLOWED["probability_type"]],
         "default": "uint8",
-        "description": "how probabilities are stored; uint8 has steps of 1/254",
+        "description": "sample type of the stored probabilities; uint8 has steps of 1/254",
     },
 }
-FORM: dict[str, Any] = {
+REQUEST_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
@@ -70,24 +70,24 @@ FORM: dict[str, Any] = {
     }
 }
 JOB_HEADERS = {
-    "Location": {"description": "the job's address", "schema": {"type": "string", "format": "uri"}},
+    "Location": {"description": "URL of the job", "schema": {"type": "string", "format": "uri"}},
 }
 
 
 def prefers(request: Request, preference: str) -> bool:
-    """Whether the caller asks for it in Prefer."""
-    given = {part.split(";")[0].strip().lower() for part in request.headers.get("prefer", "").split(",")}
-    return preference in given
+    """Whether the request's Prefer header has the preference."""
+    preferences = {part.split(";")[0].strip().lower() for part in request.headers.get("prefer", "").split(",")}
+    return preference in preferences
 
 
-def job_request(fields: dict[str, Any]) -> JobRequest:
-    """The options of a form or of OGC's inputs; a misspelt one is refused."""
+def parse_options(fields: dict[str, Any]) -> JobRequest:
+    """The options of a form or of OGC's inputs; unknown names and values are refused."""
     for name in fields:
         if name not in OPTION_SCHEMAS:
             known = ", ".join(["scene", *OPTION_SCHEMAS])
-            raise RequestUnusable(f"there is no option {name[:100]!r} here; known are {known}")
+            raise RequestUnusable(f"there is no option {name[:100]!r}; the options are {known}")
     for name in ("blend", "probability_type"):
-        choices = CHOICES[name]
+        choices = ALLOWED[name]
         if name in fields and fields[name] not in choices:
             raise RequestUnusable(f"{name} must be one of {', '.join(choices)}, not {str(fields[name])[:100]!r}")
     model = fields.get("model")
@@ -98,25 +98,25 @@ def job_request(fields: dict[str, Any]) -> JobRequest:
     })  # fmt: skip
 
 
-def _stride(given: Any) -> int:
-    if given is None or given == "":
+def _stride(value: Any) -> int:
+    if value is None or value == "":
         return 0
-    text = str(given)
-    if isinstance(given, bool) or not (text.isascii() and text.isdigit()) or int(text[:9]) not in CHOICES["stride_px"]:
+    text = str(value)
+    if isinstance(value, bool) or not (text.isascii() and text.isdigit()) or int(text[:9]) not in ALLOWED["stride_px"]:
         raise RequestUnusable(
-            f"stride_px must be one of {', '.join(map(str, CHOICES['stride_px']))}, not {text[:100]!r}"
+            f"stride_px must be one of {', '.join(map(str, ALLOWED['stride_px']))}, not {text[:100]!r}"
         )
     return int(text)
 
 
-def created(job: JobRecord, base: str) -> JSONResponse:
-    """The answer to a caller who does not wait."""
+def created_response(job: JobRecord, base: str) -> JSONResponse:
+    """The response to an asynchronous request: 201 and the job."""
     headers = {"Location": f"{base}/jobs/{job.id}", "Preference-Applied": "respond-async"}
     return JSONResponse(status_of(job, base).model_dump(mode="json", exclude_none=True), 201, headers)
 
 
-async def earlier_job(service: Service, owner: str, key: str | None) -> JobRecord | None:
-    """The job that an idempotency key made."""
+async def job_of_key(service: Service, owner: str, key: str | None) -> JobRecord | None:
+    """The job that was created with an idempotency key."""
     return await asyncio.to_thread(service.store.job_by_key, owner, key) if key else None
 
 
@@ -126,10 +126,10 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key",
         min_length=1,
         max_length=200,
-        description="the same key again answers the job that it made, without reading the upload",
+        description="a repeated key returns the job that it created, without reading the upload",
     ),
 ]
-Prefer = Annotated[str | None, Header(description="respond-async: answer 201 and the job at once")]
+Prefer = Annotated[str | None, Header(description="respond-async: return 201 and the job at once")]
 Accept = Annotated[str | None, Header(description="application/zip: all results instead of the class map")]
 
 
@@ -149,7 +149,7 @@ Accept = Annotated[str | None, Header(description="application/zip: all results 
         201: {"description": "The job (Prefer: respond-async)", "model": StatusInfo, "headers": JOB_HEADERS},
         **problems(400, 404, 408, 413, 429, 507),
     },
-    openapi_extra=FORM,
+    openapi_extra=REQUEST_BODY,
 )
 async def classify(
     request: Request,
@@ -160,33 +160,31 @@ async def classify(
     prefer: Prefer = None,
     accept: Accept = None,
 ) -> Response:
-    """Send one GeoTIFF, or ENVI data and header, and get the class map.
+    """Upload one GeoTIFF, or ENVI data and header, and get the class map.
 
-    The job's address is in `Location`. A caller that goes away does not stop the job.
+    The job's URL is in `Location`. Closing the connection does not stop the job.
     """
-    job = await earlier_job(service, owner, key)
+    job = await job_of_key(service, owner, key)
     if job is None:
         job = await _submit(request, service, owner, key)
     if prefers(request, "respond-async"):
-        return created(job, base)
+        return created_response(job, base)
     name = ZIP_NAME if accepts_zip(request) else "classes.tif"
-    return await answer_file(service, job, name, f"{base}/jobs/{job.id}", request)
+    return await file_response_when_finished(service, job, name, f"{base}/jobs/{job.id}", request)
 
 
 async def _submit(request: Request, service: Service, owner: str, key: str | None) -> JobRecord:
     admission = service.admission
-    with admission.slot(is_job=True):
-        await asyncio.to_thread(admission.require_place, content_length(request), is_job=True)
-        async with incoming(service) as folder:
+    with admission.upload_slot(is_job=True):
+        await asyncio.to_thread(admission.require_capacity, content_length(request), is_job=True)
+        async with upload_folder(service) as folder:
             upload = await receive_form(request, service, folder)
-            asked = job_request(upload.fields)
+            job_request = parse_options(upload.fields)
             request_id = logs.request_id.get()
-            return await asyncio.to_thread(_take, service, folder, upload.files, asked, owner, key, request_id)
 
+            def store_and_submit() -> JobRecord:
+                service.models.find(job_request.model)
+                scene = admission.receive_scene(folder, upload.files, owner, is_temporary=True)
+                return admission.submit(scene, job_request, owner, key, request_id, is_new_scene=True)
 
-def _take(
-    service: Service, folder: Any, files: Any, asked: JobRequest, owner: str, key: str | None, request_id: str | None
-) -> JobRecord:
-    service.models.find(asked.model)
-    scene = service.admission.take_in(folder, files, owner, is_temporary=True)
-    return service.admission.submit(scene, asked, owner, key, request_id, is_new_scene=True)
+            return await asyncio.to_thread(store_and_submit)

@@ -1,4 +1,4 @@
-"""What every call has at hand: the service behind the app, the caller, and the address that links begin with."""
+"""Dependencies of the route handlers: the service, the owner of the API key, and the base URL of links."""
 
 from __future__ import annotations
 
@@ -12,71 +12,80 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+from starlette.types import Receive
 
-from service.api.watch import Watch
-from service.errors import NoSuchJob, Unauthorized, in_words
-from service.jobs.admission import Admission
-from service.jobs.layers import Layers
-from service.jobs.models import Models
-from service.jobs.readiness import not_ready_reasons
-from service.jobs.records import JobRecord
-from service.jobs.store import Store
-from service.settings import Settings
+from hyperscene.errors import NoSuchJob, Unauthorized, format_duration
+from hyperscene.service.api.job_watcher import JobWatcher
+from hyperscene.service.jobs.admission import Admission
+from hyperscene.service.jobs.layers import LayerReader
+from hyperscene.service.jobs.models import Models
+from hyperscene.service.jobs.readiness import engine_warnings, not_ready_reasons
+from hyperscene.service.jobs.records import JobRecord
+from hyperscene.service.jobs.store import Store
+from hyperscene.service.settings import Settings
 
 READINESS_S = 0.5
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for the log; the client is gone
 
 
 @dataclass
 class _Readiness:
-    """The last look."""
+    """The result of the last readiness check."""
 
     reasons: list[str] = field(default_factory=list)
-    looked: float = -math.inf
+    warnings: list[str] = field(default_factory=list)
+    checked_at: float = -math.inf
 
 
 @dataclass(frozen=True)
 class Service:
-    """Everything behind the calls."""
+    """What the route handlers work with."""
 
     settings: Settings
     store: Store
     models: Models
     admission: Admission
-    watch: Watch
-    layers: Layers
-    began: float = field(default_factory=time.time)
+    job_watcher: JobWatcher
+    layers: LayerReader
+    started: float = field(default_factory=time.time)
     _readiness: _Readiness = field(default_factory=_Readiness)
 
     async def count_upload(self, received_bytes: int) -> None:
-        """Remember how much came in."""
+        """Add to the counter of uploaded bytes."""
         await asyncio.to_thread(self.store.count, "upload_bytes_total", received_bytes)
 
     async def not_ready_reasons(self) -> list[str]:
-        """Why no work can be done; looked at twice a second at most, since probes come often and from anybody."""
-        if time.monotonic() - self._readiness.looked > READINESS_S:
+        """Why the service is not ready; checked at most twice a second, because probes are frequent and need no key."""
+        if time.monotonic() - self._readiness.checked_at > READINESS_S:
             self._readiness.reasons = await asyncio.to_thread(not_ready_reasons, self.settings, self.store)
-            self._readiness.looked = time.monotonic()
-        return [*self._readiness.reasons, *(["the server shuts down"] if self.watch.is_stopping else [])]
+            self._readiness.warnings = await asyncio.to_thread(engine_warnings, self.store)
+            self._readiness.checked_at = time.monotonic()
+        return [*self._readiness.reasons, *(["the server is shutting down"] if self.job_watcher.is_stopping else [])]
+
+    async def engine_warnings(self) -> list[str]:
+        """Why engines are not used; checked together with the readiness."""
+        await self.not_ready_reasons()
+        return self._readiness.warnings
 
     async def job(self, job_id: str, owner: str) -> JobRecord:
-        """A caller's job, or the refusal."""
+        """The owner's job; NoSuchJob if there is none."""
         job = await asyncio.to_thread(self.store.job, job_id, owner)
         if job is None:
             raise NoSuchJob(
                 f"there is no job {job_id[:100]!r} of yours: results are kept for "
-                f"{in_words(self.settings.keep_results_s)}"
+                f"{format_duration(self.settings.keep_results_s)}"
             )
         return job
 
 
 def service_of(request: Request) -> Service:
-    """The service behind the app."""
+    """The app's service."""
     service: Service = request.app.state.service
     return service
 
 
-_header = APIKeyHeader(name="X-API-Key", auto_error=False, description="an API key, where the server wants one")
-_bearer = HTTPBearer(auto_error=False, description="an API key, where the server wants one")
+_header = APIKeyHeader(name="X-API-Key", auto_error=False, description="API key, if the server requires one")
+_bearer = HTTPBearer(auto_error=False, description="API key, if the server requires one")
 
 
 async def owner_of(
@@ -84,21 +93,27 @@ async def owner_of(
     key: Annotated[str | None, Depends(_header)],
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
 ) -> str:
-    """Who calls: everybody is one owner where there are no keys, otherwise each key is its own."""
+    """The owner of the request's API key; without API keys, all clients are one owner."""
     keys = service_of(request).settings.api_keys
     if not keys:
         return ""
     given = (key or (bearer.credentials if bearer else "")).encode("latin-1")  # the bytes as they were sent
-    # All keys are compared, each in constant time: how long it takes says nothing.
+    # Every key is compared in constant time, so that the duration reveals nothing.
     matches = [hmac.compare_digest(given, known.get_secret_value().encode()) for known in keys]
     if not given or not any(matches):
-        raise Unauthorized("this server wants an API key: send it as X-API-Key, or as Authorization: Bearer")
+        raise Unauthorized("this server requires an API key: send it as X-API-Key, or as Authorization: Bearer")
     return hashlib.sha256(given).hexdigest()[:32]
 
 
 def base_of(request: Request) -> str:
-    """What links begin with."""
+    """The base URL of links."""
     return service_of(request).settings.public_url or str(request.base_url).rstrip("/")
+
+
+async def until_disconnected(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 ServiceDep = Annotated[Service, Depends(service_of)]

@@ -1,4 +1,4 @@
-"""The JSON documents of the API, with the fields that OGC API - Processes 1.0 asks for."""
+"""The JSON documents of the API, with the fields that OGC API - Processes 1.0 requires."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.api import examples
-from service.errors import ServiceError, error_of
-from service.jobs.records import JobRecord, SceneRecord
+from hyperscene.errors import ServiceError, error_from_code
+from hyperscene.service.api import examples
+from hyperscene.service.jobs.records import JobRecord, SceneRecord
 
 PROCESS_ID = "classify-scene"
 OGC_EXCEPTIONS = "http://www.opengis.net/def/exceptions/ogcapi-processes-1/1.0/"
@@ -30,8 +30,8 @@ ZIP_NAME = "results.zip"
 ID_EXAMPLE = examples.ID
 
 
-def shown_as(example: examples.Example) -> ConfigDict:
-    """The settings of a document that has an example."""
+def with_example(example: examples.Example) -> ConfigDict:
+    """Model settings of a document with this example."""
     return ConfigDict(extra="allow", json_schema_extra={"example": example})
 
 
@@ -42,7 +42,7 @@ class Document(BaseModel):
 
 
 class Link(BaseModel):
-    """Where something else is."""
+    """A link to another resource."""
 
     href: str
     rel: str | None = None
@@ -51,9 +51,9 @@ class Link(BaseModel):
 
 
 class Problem(BaseModel):
-    """What went wrong and what to do, as RFC 9457 has it."""
+    """An error as an RFC 9457 problem document."""
 
-    model_config = shown_as(examples.PROBLEM)
+    model_config = with_example(examples.PROBLEM)
 
     type: str
     title: str
@@ -63,9 +63,9 @@ class Problem(BaseModel):
 
 
 class LandingPage(Document):
-    """The entry document."""
+    """The landing page as JSON."""
 
-    model_config = shown_as(examples.LANDING_PAGE)
+    model_config = with_example(examples.LANDING_PAGE)
 
     title: str
     description: str
@@ -73,17 +73,17 @@ class LandingPage(Document):
 
 
 class Conformance(Document):
-    """What of OGC API - Processes is implemented."""
+    """The conformance classes that are implemented."""
 
-    model_config = shown_as(examples.CONFORMANCE)
+    model_config = with_example(examples.CONFORMANCE)
 
     conformsTo: list[str]  # noqa: N815 - OGC's spelling
 
 
 class ProcessSummary(Document):
-    """A process in the list."""
+    """A process in the list of processes."""
 
-    model_config = shown_as(examples.PROCESS_SUMMARY)
+    model_config = with_example(examples.PROCESS_SUMMARY)
 
     id: str
     version: str
@@ -97,34 +97,34 @@ class ProcessSummary(Document):
 class ProcessDescription(ProcessSummary):
     """A process with its inputs and outputs."""
 
-    model_config = shown_as(examples.PROCESS_DESCRIPTION)
+    model_config = with_example(examples.PROCESS_DESCRIPTION)
 
     inputs: dict[str, Any]
     outputs: dict[str, Any]
 
 
 class ProcessList(Document):
-    """Every process."""
+    """All processes."""
 
-    model_config = shown_as(examples.PROCESS_LIST)
+    model_config = with_example(examples.PROCESS_LIST)
 
     processes: list[ProcessSummary]
     links: list[Link]
 
 
-class Happening(Document):
-    """Something that befell a job."""
+class JobEvent(Document):
+    """An event in a job's history."""
 
-    model_config = shown_as(examples.HAPPENING)
+    model_config = with_example(examples.JOB_EVENT)
 
     time: datetime
     text: str
 
 
 class StatusInfo(Document):
-    """A job: OGC's fields, and ours."""
+    """A job: OGC's fields and hyperscene's."""
 
-    model_config = shown_as(examples.STATUS_INFO)
+    model_config = with_example(examples.STATUS_INFO)
 
     jobID: str  # noqa: N815
     processID: str = PROCESS_ID  # noqa: N815
@@ -137,41 +137,43 @@ class StatusInfo(Document):
     finished: datetime | None = None
     expires: datetime | None = Field(None, description="when the job and its results are removed")
     progress: int = Field(ge=0, le=100)
-    patches_done: int = Field(description="patches behind us")
-    patches_total: int = Field(description="patches of the whole scene; 0 until the work has begun")
-    seconds_left: float | None = Field(None, description="estimate, at the speed so far")
-    scene: str = Field(description="the scene's name, as its owner calls it")
+    patches_done: int = Field(description="patches classified so far")
+    patches_total: int = Field(
+        description="patches of the whole scene; 0 at first, and lowered when pixels without data are found"
+    )
+    seconds_left: float | None = Field(None, description="estimated from the speed so far")
+    scene: str = Field(description="the scene's file name")
     scene_id: str
     model: str
     settings: dict[str, Any]
     device: str | None = None
-    provider: str | None = Field(None, description="what ran the network")
-    resumes: int = Field(description="how often the work was taken up again after a stop")
-    seconds: dict[str, float] | None = Field(None, description="by stage, of the last run")
-    history: list[Happening] = Field([], description="workers that were lost, and what else befell the job")
+    provider: str | None = Field(None, description="the engine that ran the network")
+    resumes: int = Field(description="how often the job was resumed after an interruption")
+    seconds: dict[str, float] | None = Field(None, description="seconds per stage of the last run")
+    history: list[JobEvent] = Field([], description="events of the job, such as lost workers")
     problem: Problem | None = Field(None, description="why the job failed")
     links: list[Link]
 
 
 class JobList(Document):
-    """A page of jobs, the newest first."""
+    """A page of jobs, newest first."""
 
-    model_config = shown_as(examples.JOB_LIST)
+    model_config = with_example(examples.JOB_LIST)
 
     jobs: list[StatusInfo]
     links: list[Link]
 
 
 class SceneDocument(Document):
-    """What was understood of a scene."""
+    """A scene's metadata, as read from its files."""
 
-    model_config = shown_as(examples.SCENE)
+    model_config = with_example(examples.SCENE)
 
     id: str
     name: str
-    size_bytes: int = Field(description="bytes kept here; 0 for a scene that is read in place")
-    href: str | None = Field(None, description="where it is read in place")
-    version: str | None = Field(None, description="tells the file in that place from another one")
+    size_bytes: int = Field(description="bytes stored on this server; 0 for a scene that is read from its URL")
+    href: str | None = Field(None, description="URL of a scene that is not stored on this server")
+    version: str | None = Field(None, description="version of the file at that URL")
     created: datetime
     expires: datetime
     format: str
@@ -180,7 +182,7 @@ class SceneDocument(Document):
     type: str
     bands: int
     bad_bands: int
-    band_numbers: list[int] | None = Field(None, description="the file's numbers of the good bands, from 1")
+    band_numbers: list[int] | None = Field(None, description="numbers of the good bands in the file, from 1")
     wavelengths_nm: list[float] | None = None
     no_data: list[str]
     crs: str | None = None
@@ -189,14 +191,14 @@ class SceneDocument(Document):
     ground_control_points: int
     is_georeferenced: bool
     warnings: list[str]
-    models: dict[str, str] = Field(description="what each model says to the scene's bands")
+    models: dict[str, str] = Field(description="for each model, how the scene's bands match")
     links: list[Link]
 
 
 class TileJson(Document):
-    """TileJSON 3.0.0 of one layer, and every layer."""
+    """TileJSON 3.0.0 of one layer, and a list of all layers."""
 
-    model_config = shown_as(examples.TILEJSON)
+    model_config = with_example(examples.TILEJSON)
 
     tilejson: Literal["3.0.0"] = "3.0.0"
     name: str
@@ -204,40 +206,40 @@ class TileJson(Document):
     tiles: list[str]
     minzoom: int = Field(ge=0, le=30)
     maxzoom: int = Field(ge=0, le=30)
-    bounds: list[float] = Field([], description="west, south, east, north; east is above 180 across the date line")
+    bounds: list[float] = Field([], description="west, south, east, north; east exceeds 180 across the antimeridian")
     center: list[float] = Field([], description="lon, lat, zoom")
-    crs: str | None = Field(description="EPSG:3857; null where tiles count the scene's own pixels")
+    crs: str | None = Field(description="EPSG:3857; null if tiles are in the scene's pixel coordinates")
     rows: int
     cols: int
     tile_px: int
-    layers: list[dict[str, Any]] = Field(description="id, title, tiles, tiles_2x, and a legend, a ramp or bands")
+    layers: list[dict[str, Any]] = Field(description="id, title, tiles, tiles_2x, and legend, ramp or bands")
 
 
 class PixelDocument(Document):
     """A pixel of a job."""
 
-    model_config = shown_as(examples.PIXEL)
+    model_config = with_example(examples.PIXEL)
 
     row: int
     col: int
     lon: float | None = Field(description="of the pixel's centre")
     lat: float | None = Field(description="of the pixel's centre")
     is_valid: bool | None = Field(
-        description="whether it holds data in the bands that count; null where neither map nor spectrum can tell"
+        description="whether the pixel has data in the bands used; null if neither map nor spectrum is available"
     )
     class_: dict[str, Any] | None = Field(alias="class", description="value, name and color")
     confidence: float | None
     probabilities: list[dict[str, Any]] = Field(description="of each class: value, name, color, probability")
     spectrum: dict[str, Any] | None = Field(
-        description="bands (the file's numbers), wavelengths_nm, values in the scene's units, and which were used"
+        description="bands (numbers in the file), wavelengths_nm, values in the scene's units, and which bands are used"
     )
     spectrum_missing: str | None = Field(None, description="why there is no spectrum")
 
 
 class ModelList(Document):
-    """Every bundle that is served."""
+    """All models of the server."""
 
-    model_config = shown_as(examples.MODEL_LIST)
+    model_config = with_example(examples.MODEL_LIST)
 
     models: list[dict[str, Any]]
     default: str
@@ -245,12 +247,13 @@ class ModelList(Document):
 
 
 class Health(Document):
-    """The service on one page, for people."""
+    """A summary of the service for people."""
 
-    model_config = shown_as(examples.HEALTH)
+    model_config = with_example(examples.HEALTH)
 
     status: Literal["ready", "not ready"]
     reasons: list[str]
+    warnings: list[str] = []  # engines that are not used, and why
     version: str
     uptime_s: float
     workers: list[dict[str, Any]]
@@ -259,24 +262,25 @@ class Health(Document):
     disk: dict[str, int]
 
 
-class Live(Document):
-    """That the process answers."""
+class LiveStatus(Document):
+    """Liveness: the process responds."""
 
-    model_config = shown_as(examples.LIVE)
+    model_config = with_example(examples.LIVE)
 
     status: Literal["live"] = "live"
 
 
-class Ready(Document):
-    """That work can be done."""
+class ReadyStatus(Document):
+    """Readiness: the service can map scenes."""
 
-    model_config = shown_as(examples.READY)
+    model_config = with_example(examples.READY)
 
     status: Literal["ready"] = "ready"
+    warnings: list[str] = []  # engines that are not used, and why
 
 
 def problem_of(error: ServiceError) -> Problem:
-    """A refusal as a document."""
+    """An error as a problem document."""
     kind = f"{OGC_EXCEPTIONS}{error.ogc_type}" if error.ogc_type else f"urn:hyperscene:problem:{error.code}"
     return Problem(
         type=kind,
@@ -288,12 +292,12 @@ def problem_of(error: ServiceError) -> Problem:
 
 
 def job_error(job: JobRecord) -> ServiceError:
-    """Why a job failed, as it was told then."""
-    return error_of(job.error_code or "internal_error", job.error_detail or "the job failed")
+    """The error of a failed job."""
+    return error_from_code(job.error_code or "internal_error", job.error_detail or "the job failed")
 
 
 def status_of(job: JobRecord, base: str) -> StatusInfo:
-    """A job as a document; `base` is what links begin with."""
+    """A job as a document; `base` is the base URL of links."""
     here = f"{base}/jobs/{job.id}"
     links = [
         Link(href=here, rel="self", type="application/json", title="this job"),
@@ -307,14 +311,14 @@ def status_of(job: JobRecord, base: str) -> StatusInfo:
         jobID=job.id,
         status=job.status,
         message=_message(job),
-        created=_moment(job.created),
-        updated=_moment(job.updated),
-        started=_moment(job.started),
-        finished=_moment(job.finished),
-        expires=_moment(job.expires),
+        created=_datetime(job.created),
+        updated=_datetime(job.updated),
+        started=_datetime(job.started),
+        finished=_datetime(job.finished),
+        expires=_datetime(job.expires),
         progress=job.percent,
-        patches_done=job.cells_done,
-        patches_total=job.cells_total,
+        patches_done=job.patches_done,
+        patches_total=job.progress.patches_total,
         seconds_left=job.seconds_left,
         scene=job.scene_name,
         scene_id=job.scene_id,
@@ -324,7 +328,7 @@ def status_of(job: JobRecord, base: str) -> StatusInfo:
         provider=job.provider,
         resumes=job.resumes,
         seconds=job.seconds or None,
-        history=[Happening(time=_moment(past["time"]), text=past["text"]) for past in job.history],
+        history=[JobEvent(time=_datetime(event["time"]), text=event["text"]) for event in job.events],
         problem=problem_of(job_error(job)) if job.status == "failed" else None,
         links=links,
     )
@@ -336,15 +340,15 @@ def _message(job: JobRecord) -> str:
     if job.status == "running" and job.seconds_left is not None:
         return f"{job.percent} % mapped, about {job.seconds_left:.0f} s left"
     return {
-        "accepted": "waits for a worker" if job.started is None else "goes on when a worker is free",
+        "accepted": "waits for a worker" if job.started is None else "resumes when a worker is free",
         "running": "being mapped",
         "successful": "mapped",
-        "dismissed": "dismissed; its results are gone",
+        "dismissed": "dismissed; its results are removed",
     }[job.status]
 
 
 def result_links(job: JobRecord, base: str) -> dict[str, dict[str, Any]]:
-    """Every output by reference, as OGC's results document has it."""
+    """Every output by reference, as in OGC's results document."""
     return {
         output: {"href": f"{base}/jobs/{job.id}/results/{name}", "rel": "result", "type": media_type, "title": title}
         for output, (name, media_type, title) in OUTPUTS.items()
@@ -357,21 +361,21 @@ def scene_of(scene: SceneRecord, models: dict[str, str], base: str) -> SceneDocu
         id=scene.id,
         name=scene.name,
         size_bytes=scene.size_bytes,
-        href=scene.href and scene.href.partition("?")[0],  # what follows may be a secret
-        created=_moment(scene.created),
-        expires=_moment(scene.expires),
+        href=scene.href and scene.href.partition("?")[0],  # the query may hold a secret
+        created=_datetime(scene.created),
+        expires=_datetime(scene.expires),
         models=models,
         links=[
             Link(href=f"{base}/scenes/{scene.id}", rel="self", type="application/json", title="this scene"),
             Link(
                 href=f"{base}/processes/{PROCESS_ID}/execution",
                 rel=f"{OGC_RELATIONS}execute",
-                title="map it: POST, with this scene's address as href of the input scene",
+                title="map it: POST, with this scene's URL as href of the input scene",
             ),
         ],
         **scene.document,
     )
 
 
-def _moment(seconds: float | None) -> Any:
+def _datetime(seconds: float | None) -> Any:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

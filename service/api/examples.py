@@ -1,4 +1,4 @@
-"""Examples for the OpenAPI document: one for each document of the API, as the server with the demo bundle answers."""
+"""Examples for the OpenAPI document: one for each document of the API, from a server with the demo bundle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Example = dict[str, Any]
 
 
 def link(path: str, rel: str, kind: str = JSON, **more: str) -> Example:
-    """A link as it stands in the documents."""
+    """A link of a document."""
     return {"href": BASE + path, "rel": rel, "type": kind, **more}
 
 
@@ -70,9 +70,9 @@ PROCESS_DESCRIPTION: Example = PROCESS_SUMMARY | {
 }
 PROCESS_LIST: Example = {"processes": [PROCESS_SUMMARY], "links": [link("/processes", "self")]}
 
-HAPPENING: Example = {
+JOB_EVENT: Example = {
     "time": "2026-01-31T12:00:04.750000Z",
-    "text": "worker node-3 was lost with rows 320 to 351 under way, sent again",
+    "text": "worker node-3 was lost with rows 320 to 351 in flight, sent again",
 }
 STATUS_INFO: Example = {
     "jobID": ID,
@@ -94,7 +94,7 @@ STATUS_INFO: Example = {
     "device": "cpu",
     "provider": "ONNX Runtime 1.20.0 CPUExecutionProvider",
     "resumes": 0,
-    "history": [HAPPENING],
+    "history": [JOB_EVENT],
     "links": [
         link(f"/jobs/{ID}", "self", title="this job"),
         link(f"/jobs/{ID}/events", "monitor", "text/event-stream", title="progress as it happens"),
@@ -144,9 +144,9 @@ RAMP = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec9
 
 
 def layer(name: str, title: str, **facts: Any) -> Example:
-    """A layer as it stands in the list."""
-    address = f"{TILES}/{name}/{{z}}/{{x}}/{{y}}"
-    return {"id": name, "title": title, "tiles": [f"{address}.png"], "tiles_2x": [f"{address}@2x.png"], **facts}
+    """A layer of the TileJSON document."""
+    url = f"{TILES}/{name}/{{z}}/{{x}}/{{y}}"
+    return {"id": name, "title": title, "tiles": [f"{url}.png"], "tiles_2x": [f"{url}@2x.png"], **facts}
 
 
 TILEJSON: Example = {
@@ -222,6 +222,7 @@ MODEL: Example = {
 HEALTH: Example = {
     "status": "ready",
     "reasons": [],
+    "warnings": [],
     "version": "0.1.0",
     "uptime_s": 3600.0,
     "workers": [
@@ -235,6 +236,7 @@ HEALTH: Example = {
             "heartbeat": 1769860800.0,
             "heartbeat_age_s": 0.4,
             "members": [],
+            "left_out": [],
         }
     ],
     "models": ["demo"],
@@ -242,7 +244,7 @@ HEALTH: Example = {
     "disk": {"free_bytes": 80_000_000_000, "total_bytes": 250_000_000_000, "min_free_bytes": 1_000_000_000},
 }
 LIVE: Example = {"status": "live"}
-READY: Example = {"status": "ready"}
+READY: Example = {"status": "ready", "warnings": []}
 PROBLEM: Example = {
     "type": "urn:hyperscene:problem:scene_unreadable",
     "title": "Scene unreadable",
@@ -251,7 +253,7 @@ PROBLEM: Example = {
     "code": "scene_unreadable",
 }
 
-# Files of the results that are JSON, by media type.
+# JSON result files, by media type.
 FILES: dict[str, Example] = {
     JSON: {
         "scene": {"name": "scene.tif", "rows": 40, "cols": 33, "bands": 5},

@@ -1,31 +1,37 @@
-"""Models: the bundles that can be asked for, each as a STAC Item with the MLM extension."""
+"""Models: the registered bundles, each as a STAC Item with the MLM extension."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 from fastapi.responses import FileResponse
 
-from service.api import examples
-from service.api.context import BaseDep, OwnerDep, ServiceDep
-from service.api.documents import Link, ModelList
-from service.api.problems import problems
-from service.jobs.models import ServedModel
+from hyperscene.model.bundle import Manifest
+from hyperscene.service.api import examples
+from hyperscene.service.api.context import BaseDep, OwnerDep, ServiceDep
+from hyperscene.service.api.documents import Link, ModelList
+from hyperscene.service.api.problems import problems
+from hyperscene.service.jobs.models import ServedModel
 
 router = APIRouter(tags=["models"])
 
-MLM = "https://stac-extensions.github.io/mlm/v1.4.0/schema.json"
-CLASSIFICATION = "https://stac-extensions.github.io/classification/v2.0.0/schema.json"
+STAC_EXTENSIONS = [
+    "https://stac-extensions.github.io/mlm/v1.4.0/schema.json",
+    "https://stac-extensions.github.io/classification/v2.0.0/schema.json",
+    "https://stac-extensions.github.io/file/v2.1.0/schema.json",
+]
+MLM_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_.\-\s]+[a-zA-Z0-9]")  # from the schema of MLM
 ONNX_TYPE = "application/octet-stream; application=onnx"
 
 ModelName = Annotated[str, Path(max_length=100, examples=["demo"])]
 
 
-@router.get("/models", summary="What can be asked for", responses=problems())
+@router.get("/models", summary="List the models", responses=problems())
 async def list_models(service: ServiceDep, owner: OwnerDep, base: BaseDep) -> ModelList:
-    """Every bundle: its classes and the wavelengths it needs."""
+    """Every model with its classes and the wavelengths it needs."""
     return ModelList(
         models=[_summary(model, base) for model in service.models.by_name.values()],
         default=service.models.default.name,
@@ -35,17 +41,17 @@ async def list_models(service: ServiceDep, owner: OwnerDep, base: BaseDep) -> Mo
 
 @router.get(
     "/models/{name}",
-    summary="A bundle, as a STAC Item with the MLM extension",
+    summary="A model as a STAC Item with the MLM extension",
     responses={200: {"content": {"application/json": {"example": examples.MODEL}}}, **problems(404)},
 )
 async def show_model(name: ModelName, service: ServiceDep, owner: OwnerDep, base: BaseDep) -> dict[str, Any]:
-    """Its input, its classes, how it was trained and how it scored."""
+    """The model's input, classes, training and accuracy."""
     return model_item(service.models.find(name), base)
 
 
 @router.get(
     "/models/{name}/bundle.onnx",
-    summary="The bundle itself",
+    summary="Download a model's bundle",
     response_class=FileResponse,
     responses={
         200: {"description": "The file", "content": {ONNX_TYPE: {"schema": {"type": "string", "format": "binary"}}}},
@@ -53,7 +59,7 @@ async def show_model(name: ModelName, service: ServiceDep, owner: OwnerDep, base
     },
 )
 async def read_bundle(name: ModelName, service: ServiceDep, owner: OwnerDep) -> FileResponse:
-    """For `hyperscene classify --bundle`, which then needs no server."""
+    """The .onnx file, for `hyperscene classify --bundle`, which needs no server."""
     model = service.models.find(name)
     return FileResponse(model.path, media_type=ONNX_TYPE, filename=f"{model.name}.onnx")
 
@@ -78,20 +84,23 @@ def _summary(model: ServedModel, base: str) -> dict[str, Any]:
 
 
 def model_item(model: ServedModel, base: str) -> dict[str, Any]:
-    """A bundle as a STAC Item; it belongs to no place, so its geometry is null."""
+    """A model as a STAC Item. It covers no area, so its geometry is null."""
     manifest = model.manifest
-    made = datetime.fromtimestamp(model.path.stat().st_mtime, UTC).isoformat(timespec="seconds")
-    here = f"{base}/models/{model.name}"
+    modified = datetime.fromtimestamp(model.path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    url = f"{base}/models/{model.name}"
+    # MLM requires the bands in the properties; STAC allows them there only if an asset has them too.
+    bands = [{"name": name} for name in _band_names(manifest)]
     return {
         "type": "Feature",
         "stac_version": "1.1.0",
-        "stac_extensions": [MLM, CLASSIFICATION],
+        "stac_extensions": STAC_EXTENSIONS,
         "id": model.name,
         "geometry": None,
         "properties": {
-            "datetime": made.replace("+00:00", "Z"),
+            "datetime": modified.replace("+00:00", "Z"),
             "title": manifest.name,
-            "mlm:name": manifest.name,
+            "bands": bands,
+            "mlm:name": _mlm_name(manifest.name),
             "mlm:architecture": "Transformer",
             "mlm:framework": "ONNX",
             "mlm:tasks": ["semantic-segmentation", "classification"],
@@ -109,28 +118,39 @@ def model_item(model: ServedModel, base: str) -> dict[str, Any]:
             "hyperscene:training": manifest.training,
         },
         "links": [
-            {"href": here, "rel": "self", "type": "application/geo+json"},
+            {"href": url, "rel": "self", "type": "application/geo+json"},
             {"href": f"{base}/models", "rel": "parent", "type": "application/json"},
         ],
         "assets": {
             "bundle": {
-                "href": f"{here}/bundle.onnx",
+                "href": f"{url}/bundle.onnx",
                 "type": ONNX_TYPE,
                 "title": "The bundle: weights, standardisation and manifest in one file",
                 "roles": ["mlm:model", "mlm:weights", "data"],
                 "mlm:artifact_type": "onnx",
+                "bands": bands,
                 "file:checksum": "1220" + model.sha256,  # a multihash: sha2-256, 32 bytes
             }
         },
     }
 
 
+def _mlm_name(name: str) -> str:
+    """The bundle's name with the characters that MLM allows."""
+    text = re.sub(r"[^a-zA-Z0-9_.\s-]+", "-", name).strip("-_. ")
+    return text if MLM_NAME.fullmatch(text) else f"model {text}".strip()
+
+
+def _band_names(manifest: Manifest) -> list[str]:
+    nm = manifest.wavelengths_nm
+    return [f"{value:g} nm" for value in nm] if nm else [f"band {n + 1}" for n in range(manifest.bands)]
+
+
 def _input(model: ServedModel) -> dict[str, Any]:
     manifest = model.manifest
-    nm = manifest.wavelengths_nm
     return {
         "name": "cube",
-        "bands": [f"{value:g} nm" for value in nm] if nm else [f"band {n + 1}" for n in range(manifest.bands)],
+        "bands": _band_names(manifest),
         "input": {
             "shape": [-1, -1, manifest.bands],
             "dim_order": ["height", "width", "channel"],
@@ -140,7 +160,7 @@ def _input(model: ServedModel) -> dict[str, Any]:
             {"type": "z-score", "mean": mean, "stddev": std}
             for mean, std in zip(manifest.band_mean, manifest.band_std, strict=True)
         ],
-        "description": "Standardised inside of the graph: values go in as the scene has them.",
+        "description": "Values in the scene's units; the graph standardises them.",
     }
 
 
@@ -156,7 +176,14 @@ def _output(model: ServedModel) -> dict[str, Any]:
             "data_type": "float32",
         },
         "classification:classes": [
-            {"value": value, "name": f"class_{value}", "title": name, "color_hint": color[1:].upper()}
+            # MLM refers to version 1.1.0 of the classification extension, which requires the description.
+            {
+                "value": value,
+                "name": f"class_{value}",
+                "title": name,
+                "description": name,
+                "color_hint": color[1:].upper(),
+            }
             for value, (name, color) in enumerate(zip(manifest.class_names, manifest.class_colors, strict=True), 1)
         ],
     }

@@ -1,4 +1,4 @@
-"""The OpenAPI document in version 3.0, which OGC's conformance class asks for; FastAPI writes 3.1."""
+"""The OpenAPI document in version 3.0, which OGC's conformance class requires; FastAPI writes 3.1."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fastapi.openapi.utils import get_openapi
 VERSION = "3.0.3"
 
 
-def install_openapi(app: FastAPI, *, wants_keys: bool) -> None:
-    """Have the app describe itself in 3.0; where everybody may call, keys are not spoken of."""
+def install_openapi(app: FastAPI, *, requires_keys: bool) -> None:
+    """Make the app generate OpenAPI 3.0; API keys appear only if the server requires them."""
 
     def describe() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -23,14 +23,14 @@ def install_openapi(app: FastAPI, *, wants_keys: bool) -> None:
                 tags=app.openapi_tags,
                 openapi_version=VERSION,
             )
-            app.openapi_schema = to_3_0(document if wants_keys else without_keys(document))
+            app.openapi_schema = to_3_0(document if requires_keys else without_keys(document))
         return app.openapi_schema
 
     app.openapi = describe  # type: ignore[method-assign]
 
 
 def without_keys(document: dict[str, Any]) -> dict[str, Any]:
-    """The document of a server that has no API keys."""
+    """The document without its security schemes."""
     document["components"].pop("securitySchemes", None)
     for methods in document["paths"].values():
         for operation in methods.values():
@@ -39,25 +39,25 @@ def without_keys(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_3_0(node: Any) -> Any:
-    """The same document in the words of 3.0: null is a flag, a constant is a list of one, an example stands alone."""
+    """The document converted to 3.0: `nullable` for null, `enum` for `const`, `example` for `examples`."""
     if isinstance(node, list):
         return [to_3_0(item) for item in node]
     if not isinstance(node, dict):
         return node
     new = {key: to_3_0(value) for key, value in node.items()}
-    for choice in ("anyOf", "oneOf"):
-        kinds = new.get(choice)
-        if isinstance(kinds, list) and {"type": "null"} in kinds:
-            rest = [kind for kind in kinds if kind != {"type": "null"}]
-            del new[choice]
+    for keyword in ("anyOf", "oneOf"):
+        schemas = new.get(keyword)
+        if isinstance(schemas, list) and {"type": "null"} in schemas:
+            rest = [schema for schema in schemas if schema != {"type": "null"}]
+            del new[keyword]
             new |= (
-                rest[0] if len(rest) == 1 and "$ref" not in rest[0] else {"allOf" if len(rest) == 1 else choice: rest}
+                rest[0] if len(rest) == 1 and "$ref" not in rest[0] else {"allOf" if len(rest) == 1 else keyword: rest}
             )
             new["nullable"] = True
     if "const" in new and "type" in new:
         new["enum"] = [new.pop("const")]
     examples = new.get("examples")
-    if isinstance(examples, list):  # of a schema; a media type's are a mapping
+    if isinstance(examples, list):  # of a schema; those of a media type are a mapping
         del new["examples"]
         new.setdefault("example", examples[0])
     if new.pop("contentMediaType", None) == "application/octet-stream":

@@ -1,4 +1,4 @@
-"""The page: what `GET /` answers to a browser, and the files that it is made of; nothing comes from other hosts."""
+"""The web page: `GET /` for browsers, and its files. It loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from service.api.context import base_of
+from hyperscene.service.api.context import base_of
 
 WEB = Path(__file__).parent.parent / "web"
-# Pictures are fetched with the API key and shown from memory (blob:); Leaflet clears tiles with a data: picture.
+# Images are fetched with the API key and shown as blob: URLs; Leaflet clears tiles with a data: image.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
@@ -27,12 +27,12 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
-    "Vary": "Accept",  # everybody else gets the landing document at the same address
+    "Vary": "Accept",  # other clients get the landing page as JSON at the same URL
 }
 
 
 def add_page(app: FastAPI) -> None:
-    """Have browsers get the page, before the landing document is thought of; the page is open, its calls are not."""
+    """Add the page's routes before the landing page's. The page needs no API key; its requests do."""
     leaflet = Path(str(distribution("XStatic-Leaflet").locate_file("xstatic/pkg/leaflet/data")))
     app.router.routes[:0] = [
         _BrowsersOnly("/", _show_page, methods=["GET"]),
@@ -41,32 +41,32 @@ def add_page(app: FastAPI) -> None:
     ]
 
 
-def wants_page(accept: str) -> bool:
-    """Whether a caller would rather have HTML than JSON."""
-    wanted = dict(map(_preference, accept.lower().split(",")))
-    return wanted.get("text/html", 0.0) > wanted.get("application/json", 0.0)
+def prefers_html(accept: str) -> bool:
+    """Whether the Accept header prefers HTML to JSON."""
+    qualities = dict(map(_media_range, accept.lower().split(",")))
+    return qualities.get("text/html", 0.0) > qualities.get("application/json", 0.0)
 
 
-def _preference(part: str) -> tuple[str, float]:
-    kind, *parameters = (word.strip() for word in part.split(";"))
-    given = next((word[2:] for word in parameters if word.startswith("q=")), "1")
+def _media_range(part: str) -> tuple[str, float]:
+    media_type, *parameters = (word.strip() for word in part.split(";"))
+    quality = next((word[2:] for word in parameters if word.startswith("q=")), "1")
     try:
-        return kind, float(given)
+        return media_type, float(quality)
     except ValueError:
-        return kind, 0.0
+        return media_type, 0.0
 
 
 class _BrowsersOnly(Route):
-    """A route that others do not see."""
+    """A route that matches only browsers."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        if scope["type"] == "http" and wants_page(Headers(scope=scope).get("accept", "")):
+        if scope["type"] == "http" and prefers_html(Headers(scope=scope).get("accept", "")):
             return super().matches(scope)
         return Match.NONE, {}
 
 
 class _Revalidated(StaticFiles):
-    """Files whose copies are asked about each time: after an upgrade, no old module is left among new ones."""
+    """Static files that browsers revalidate on each use, so that an upgrade never mixes old and new modules."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         if scope["method"] not in ("GET", "HEAD"):
@@ -80,5 +80,5 @@ class _Revalidated(StaticFiles):
 
 
 async def _show_page(request: Request) -> HTMLResponse:
-    text = await asyncio.to_thread((WEB / "index.html").read_text, "utf-8")  # whatever the machine's own encoding is
+    text = await asyncio.to_thread((WEB / "index.html").read_text, "utf-8")
     return HTMLResponse(text.replace("{{base}}", html.escape(base_of(request))), headers=HEADERS)

@@ -1,4 +1,4 @@
-"""Refusals over HTTP: one handler turns every error into `application/problem+json`."""
+"""Exception handlers that turn every error into an `application/problem+json` response."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from service.api.documents import Problem, problem_of
-from service.errors import (
+from hyperscene.errors import (
     InternalError,
     NoSuchJob,
     NotReady,
@@ -27,6 +26,7 @@ from service.errors import (
     UploadBroken,
     UploadTooSlow,
 )
+from hyperscene.service.api.documents import Problem, problem_of
 
 log = logging.getLogger("hyperscene.api")
 
@@ -34,12 +34,12 @@ PROBLEM_TYPE = "application/problem+json"
 
 
 def problem_response(problem: Problem, headers: Any = None) -> JSONResponse:
-    """A problem as an answer."""
+    """The response with a problem document."""
     return JSONResponse(problem.model_dump(), problem.status, headers, media_type=PROBLEM_TYPE)
 
 
-def refuse(error: ServiceError) -> JSONResponse:
-    """A refusal as an answer."""
+def error_response(error: ServiceError) -> JSONResponse:
+    """The response for an error."""
     headers = dict(error.headers)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = 'Bearer realm="hyperscene"'
@@ -47,20 +47,20 @@ def refuse(error: ServiceError) -> JSONResponse:
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What a call may refuse with, for the OpenAPI document; 401, 422 and 503 may come from any."""
+    """A route's error responses for the OpenAPI document; every route has 401, 422, 500 and 503."""
     return {
-        status: {"description": DESCRIPTIONS[status], "content": {PROBLEM_TYPE: _shown(status)}}
+        status: {"description": DESCRIPTIONS[status], "content": {PROBLEM_TYPE: _with_example(status)}}
         for status in sorted({401, 422, 500, 503, *statuses})
     }
 
 
-def _shown(status: int) -> dict[str, Any]:
-    kind = next(kind for kind in EXAMPLES if kind.status == status)
-    example = problem_of(kind(DESCRIPTIONS[status])).model_dump()
+def _with_example(status: int) -> dict[str, Any]:
+    error_class = next(error_class for error_class in EXAMPLES if error_class.status == status)
+    example = problem_of(error_class(DESCRIPTIONS[status])).model_dump()
     return {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example}
 
 
-# The refusal that is shown for each status.
+# The example error of each status.
 EXAMPLES = (
     UploadBroken, Unauthorized, NoSuchJob, UploadTooSlow, SceneInUse, SceneTooLarge, RequestUnusable, QueueFull,
     InternalError, NotReady, StorageFull,
@@ -68,25 +68,22 @@ EXAMPLES = (
 
 
 DESCRIPTIONS = {
-    400: "The body is not what its headers say, or stops half-way",
-    401: "No API key, or a wrong one",
-    404: "No such thing, not the caller's, expired, or not ready yet",
-    405: "The address does not know this method",
-    406: "The answer cannot be given in an accepted form",
+    400: "The body does not match its headers, or is incomplete",
+    401: "The API key is missing or wrong",
+    404: "Not found, owned by another API key, expired, or not ready yet",
     408: "The body did not arrive in time",
-    409: "Something else has to end first",
-    413: "Bytes, pixels or bands above the setting",
-    416: "A range outside of the file",
-    422: "The scene or the request cannot be used as it is; the detail says why and what to do",
-    429: "As many jobs wait as the setting allows; Retry-After says when to come back",
-    500: "The network failed on this scene, or a fault of hyperscene",
-    503: "Not ready yet, or shutting down; /health says why",
+    409: "Another job must finish first",
+    413: "More bytes, pixels or bands than the server accepts",
+    422: "The scene or the request cannot be used; the detail says why and what to do",
+    429: "The queue is full; Retry-After says when to try again",
+    500: "The network failed on this scene, or hyperscene has a bug",
+    503: "Not ready, or shutting down; /health says why",
     507: "The disk is full",
 }
 
 
-def _methods(request: Request) -> list[str]:
-    """What an address knows; its calls are routes of their own, and each would name itself alone."""
+def _allowed_methods(request: Request) -> list[str]:
+    """The methods of a path. Each method is a separate route, so Starlette's own Allow header names only one."""
     return [
         method
         for method in ("DELETE", "GET", "HEAD", "POST")
@@ -94,30 +91,30 @@ def _methods(request: Request) -> list[str]:
     ]
 
 
-def unusable(fault: Mapping[str, Any]) -> RequestUnusable:
-    """What pydantic found wrong, in one line."""
-    where = ".".join(str(part)[:100] for part in fault["loc"]) or "the request"
-    return RequestUnusable(f"{where}: {fault['msg']}; see /api for what this call takes")
+def invalid_request(error: Mapping[str, Any]) -> RequestUnusable:
+    """A pydantic validation error as one line."""
+    where = ".".join(str(part)[:100] for part in error["loc"]) or "the request"
+    return RequestUnusable(f"{where}: {error['msg']}; /api describes this request")
 
 
-def add_handlers(app: FastAPI) -> None:
-    """Have every error answered as a problem document."""
+def add_exception_handlers(app: FastAPI) -> None:
+    """Make the app respond to every error with a problem document."""
 
     @app.exception_handler(ServiceError)
-    async def on_refusal(request: Request, error: ServiceError) -> JSONResponse:
-        return refuse(error)
+    async def on_service_error(request: Request, error: ServiceError) -> JSONResponse:
+        return error_response(error)
 
     @app.exception_handler(RequestValidationError)
-    async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        return refuse(unusable({**first, "loc": first["loc"][1:]}))
+        return error_response(invalid_request({**first, "loc": first["loc"][1:]}))
 
     @app.exception_handler(HTTPException)
-    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
+    async def on_http_exception(request: Request, error: HTTPException) -> JSONResponse:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
         detail = {
-            404: f"there is nothing at {request.url.path[:200]}: see /api for every call",
-            405: f"{request.url.path[:200]} does not know {request.method}: see /api for what it does",
+            404: f"there is nothing at {request.url.path[:200]}: /api lists all paths",
+            405: f"{request.url.path[:200]} does not support {request.method}: /api lists the methods of each path",
         }.get(error.status_code, str(error.detail))
         problem = Problem(
             type=f"urn:hyperscene:problem:{code}",
@@ -127,11 +124,13 @@ def add_handlers(app: FastAPI) -> None:
             code=code,
         )
         headers = dict(error.headers or {})
-        if error.status_code == 405 and (methods := _methods(request)):  # a folder of files knows its own
+        if error.status_code == 405 and (methods := _allowed_methods(request)):  # mounted files set their own header
             headers["Allow"] = ", ".join(methods)
         return problem_response(problem, headers)
 
     @app.exception_handler(Exception)
-    async def on_bug(request: Request, error: Exception) -> JSONResponse:
-        log.error("a bug", exc_info=error)
-        return refuse(InternalError("this is a fault of hyperscene: report the X-Request-ID of this answer"))
+    async def on_unexpected_error(request: Request, error: Exception) -> JSONResponse:
+        log.error("unexpected error", exc_info=error)
+        return error_response(
+            InternalError("this is a bug of hyperscene: report it with the X-Request-ID of this response")
+        )

@@ -1,4 +1,4 @@
-"""OGC API - Processes 1.0: landing page, conformance, the one process, its execution."""
+"""OGC API - Processes 1.0: landing page, conformance, the process classify-scene and its execution."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service import logs
-from service.api import examples
-from service.api.classify import (
+from hyperscene.errors import NoSuchProcess, RequestUnusable
+from hyperscene.service import logs
+from hyperscene.service.api import examples
+from hyperscene.service.api.classify import (
     JOB_HEADERS,
     OPTION_SCHEMAS,
     Accept,
     IdempotencyKey,
     Prefer,
-    created,
-    job_request,
+    created_response,
+    parse_options,
     prefers,
 )
-from service.api.context import BaseDep, OwnerDep, Service, ServiceDep
-from service.api.delivery import Wanted, answer_when_done, deliver
-from service.api.documents import (
+from hyperscene.service.api.context import BaseDep, OwnerDep, Service, ServiceDep
+from hyperscene.service.api.documents import (
     ID_EXAMPLE,
     OGC_RELATIONS,
     OUTPUTS,
@@ -39,31 +39,34 @@ from service.api.documents import (
     ProcessSummary,
     StatusInfo,
 )
-from service.api.problems import problems, unusable
-from service.api.results import BINARY, FILES
-from service.api.uploads import read_json
-from service.errors import NoSuchProcess, RequestUnusable
-from service.jobs.admission import JobRequest
-from service.jobs.records import JobRecord
+from hyperscene.service.api.execution import RequestedOutputs, response_when_finished, results_response
+from hyperscene.service.api.problems import invalid_request, problems
+from hyperscene.service.api.results import BINARY, FILES
+from hyperscene.service.api.uploads import read_json
+from hyperscene.service.jobs.admission import JobRequest
+from hyperscene.service.jobs.records import JobRecord
 
 router = APIRouter(tags=["OGC API - Processes"])
 
-CLASSES = "http://www.opengis.net/spec/ogcapi-processes-1/1.0/conf/"
+CONFORMANCE_CLASSES = "http://www.opengis.net/spec/ogcapi-processes-1/1.0/conf/"
 CONFORMS_TO = [
-    *(CLASSES + name for name in ("core", "ogc-process-description", "json", "oas30", "job-list", "dismiss")),
+    *(
+        CONFORMANCE_CLASSES + name
+        for name in ("core", "ogc-process-description", "json", "oas30", "job-list", "dismiss")
+    ),
     "http://www.opengis.net/spec/ogcapi-common-1/1.0/conf/core",
     "http://www.opengis.net/spec/ogcapi-common-1/1.0/conf/json",
     "http://www.opengis.net/spec/ogcapi-common-1/1.0/conf/oas30",
 ]
 OPENAPI_TYPE = "application/vnd.oai.openapi+json;version=3.0"
 TITLE = "Map a hyperspectral scene"
-WORDS = "Classifies every pixel of a scene: a class map, the probability of each class, the confidence, and areas."
+DESCRIPTION = "Classifies every pixel of a scene: class map, probability of each class, confidence, and areas."
 
 ProcessId = Annotated[str, Path(max_length=100, examples=[PROCESS_ID])]
 
 
 class Output(BaseModel):
-    """How one output is wanted."""
+    """A requested output."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -71,7 +74,7 @@ class Output(BaseModel):
 
 
 class Execution(BaseModel):
-    """What to run, as OGC has it."""
+    """OGC's execute request."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -90,12 +93,12 @@ BODY: dict[str, Any] = {
                 "properties": {
                     "inputs": {
                         "type": "object",
-                        "description": "`scene` with the href of an uploaded scene, or of a COG in a place that "
-                        "this server reads, and the options",
+                        "description": "`scene` with the href of an uploaded scene, or of a COG on a host that this "
+                        "server may read, and the options",
                     },
                     "outputs": {
                         "type": "object",
-                        "description": "those wanted; all without it",
+                        "description": "the outputs to return; default: all",
                         "additionalProperties": {
                             "type": "object",
                             "properties": {"transmissionMode": {"type": "string", "enum": ["value", "reference"]}},
@@ -116,7 +119,7 @@ BODY: dict[str, Any] = {
 
 @router.get("/", summary="The landing page", responses=problems(), response_model_exclude_none=True)
 async def landing(base: BaseDep, owner: OwnerDep, response: Response) -> LandingPage:
-    """Where everything is; a browser gets the page instead."""
+    """Links to the resources of the API. A browser gets the web page instead."""
     response.headers["Vary"] = "Accept"
     json_type = "application/json"
     return LandingPage(
@@ -131,31 +134,33 @@ async def landing(base: BaseDep, owner: OwnerDep, response: Response) -> Landing
             Link(href=f"{base}/processes", rel=f"{OGC_RELATIONS}processes", type=json_type, title="the processes"),
             Link(href=f"{base}/jobs", rel=f"{OGC_RELATIONS}job-list", type=json_type, title="your jobs"),
             Link(href=f"{base}/models", rel="related", type=json_type, title="the models"),
-            Link(href=f"{base}/health", rel="status", type=json_type, title="how the service is"),
+            Link(href=f"{base}/health", rel="status", type=json_type, title="state of the service"),
         ],
     )
 
 
-@router.get("/conformance", summary="What is conformed to", responses=problems())
+@router.get("/conformance", summary="Conformance classes", responses=problems())
 async def conformance(owner: OwnerDep) -> Conformance:
-    """The classes of OGC API - Processes and Common."""
+    """The implemented conformance classes of OGC API - Processes and Common."""
     return Conformance(conformsTo=CONFORMS_TO)
 
 
-@router.get("/processes", summary="The processes", responses=problems(), response_model_exclude_none=True)
+@router.get("/processes", summary="List the processes", responses=problems(), response_model_exclude_none=True)
 async def list_processes(
     base: BaseDep, owner: OwnerDep, limit: Annotated[int, Field(ge=1, le=1000)] = 100
 ) -> ProcessList:
-    """There is one: classify-scene."""
-    here = Link(href=f"{base}/processes", rel="self", type="application/json")
-    return ProcessList(processes=[ProcessSummary(**_summary(base))], links=[here])
+    """The only process is classify-scene."""
+    self_link = Link(href=f"{base}/processes", rel="self", type="application/json")
+    return ProcessList(processes=[ProcessSummary(**_summary(base))], links=[self_link])
 
 
-@router.get("/processes/{process_id}", summary="A process", responses=problems(404), response_model_exclude_none=True)
+@router.get(
+    "/processes/{process_id}", summary="Describe a process", responses=problems(404), response_model_exclude_none=True
+)
 async def describe_process(
     process_id: ProcessId, base: BaseDep, owner: OwnerDep, service: ServiceDep
 ) -> ProcessDescription:
-    """Its inputs and outputs, as JSON schema."""
+    """The inputs and outputs of a process as JSON schemas."""
     _require_process(process_id)
     return ProcessDescription(**_summary(base), inputs=_inputs(service), outputs=_outputs())
 
@@ -166,18 +171,18 @@ def _require_process(process_id: str) -> None:
 
 
 def _summary(base: str) -> dict[str, Any]:
-    here = f"{base}/processes/{PROCESS_ID}"
+    url = f"{base}/processes/{PROCESS_ID}"
     return {
         "id": PROCESS_ID,
         "version": version("hyperscene"),
         "title": TITLE,
-        "description": WORDS,
+        "description": DESCRIPTION,
         "keywords": ["hyperspectral", "classification", "land cover"],
         "jobControlOptions": ["sync-execute", "async-execute", "dismiss"],
         "outputTransmission": ["value", "reference"],
         "links": [
-            Link(href=here, rel="self", type="application/json", title="the description"),
-            Link(href=f"{here}/execution", rel=f"{OGC_RELATIONS}execute", title="run it (POST)"),
+            Link(href=url, rel="self", type="application/json", title="the description"),
+            Link(href=f"{url}/execution", rel=f"{OGC_RELATIONS}execute", title="run it (POST)"),
         ],
     }
 
@@ -185,8 +190,8 @@ def _summary(base: str) -> dict[str, Any]:
 def _inputs(service: Service) -> dict[str, Any]:
     scene = {
         "title": "The scene",
-        "description": 'By reference: {"href": "/scenes/{id}"}, from POST /scenes; or the https:// or s3:// address of '
-        "a COG, where this server may read it in place.",
+        "description": 'By reference: {"href": "/scenes/{id}"}, from POST /scenes; or the https:// or s3:// URL of a '
+        "COG, if this server may read it.",
         "minOccurs": 1,
         "maxOccurs": 1,
         "schema": {"type": "string", "contentMediaType": "image/tiff", "contentEncoding": "binary"},
@@ -222,7 +227,7 @@ def _outputs() -> dict[str, Any]:
     response_class=Response,
     responses={
         200: {
-            "description": "Done (a caller who waits): the results document, or one output itself",
+            "description": "Finished: the results document, or one output itself",
             "content": {
                 **FILES,
                 "multipart/related": BINARY,
@@ -231,7 +236,7 @@ def _outputs() -> dict[str, Any]:
             "headers": JOB_HEADERS,
         },
         201: {"description": "The job (Prefer: respond-async)", "model": StatusInfo, "headers": JOB_HEADERS},
-        204: {"description": "Done: raw outputs by reference, in Link headers", "headers": JOB_HEADERS},
+        204: {"description": "Finished: raw outputs by reference, in Link headers", "headers": JOB_HEADERS},
         **problems(400, 404, 408, 413, 429, 507),
     },
     openapi_extra={"requestBody": BODY},
@@ -246,80 +251,79 @@ async def execute(
     prefer: Prefer = None,
     accept: Accept = None,
 ) -> Response:
-    """Run it on an uploaded scene; waits for the result unless `Prefer: respond-async`."""
+    """Map an uploaded scene. The response has the results, or the job with `Prefer: respond-async`."""
     _require_process(process_id)
-    execution = _understood(await read_json(request, service))
-    wanted = _wanted(execution)
-    job = await asyncio.to_thread(_submit, service, execution, wanted, base, owner, key, logs.request_id.get())
+    execution = _parse_execution(await read_json(request, service))
+    requested = _requested_outputs(execution)
+    job = await asyncio.to_thread(_submit, service, execution, requested, base, owner, key, logs.request_id.get())
     if prefers(request, "respond-async"):
-        return created(job, base)
+        return created_response(job, base)
 
-    async def make(done: JobRecord) -> Response:
-        return await deliver(service, done, wanted, base)
+    async def make(finished: JobRecord) -> Response:
+        return await results_response(service, finished, requested, base)
 
-    return await answer_when_done(service, job, f"{base}/jobs/{job.id}", request, wanted.media_type(job), make)
+    return await response_when_finished(service, job, f"{base}/jobs/{job.id}", request, requested.media_type(job), make)
 
 
-def _understood(body: Any) -> Execution:
+def _parse_execution(body: Any) -> Execution:
     try:
         return Execution.model_validate(body)
     except ValidationError as error:
-        raise unusable(error.errors()[0]) from error
+        raise invalid_request(error.errors()[0]) from error
 
 
-def _wanted(execution: Execution) -> Wanted:
+def _requested_outputs(execution: Execution) -> RequestedOutputs:
     for name in execution.outputs or {}:
         if name not in OUTPUTS:
-            raise RequestUnusable(f"there is no output {name[:100]!r}; known are {', '.join(OUTPUTS)}")
+            raise RequestUnusable(f"there is no output {name[:100]!r}; the outputs are {', '.join(OUTPUTS)}")
     modes: dict[str, str | None] = {name: output.transmissionMode for name, output in (execution.outputs or {}).items()}
-    return Wanted(modes or dict.fromkeys(OUTPUTS), execution.response)
+    return RequestedOutputs(modes or dict.fromkeys(OUTPUTS), execution.response)
 
 
 def _submit(
     service: Service,
     execution: Execution,
-    wanted: Wanted,
+    requested: RequestedOutputs,
     base: str,
     owner: str,
     key: str | None,
     request_id: str | None,
 ) -> JobRecord:
     inputs = {name: _value(given) for name, given in execution.inputs.items() if name != "scene"}
-    asked = job_request(inputs)
+    job_request = parse_options(inputs)
     href = _href(execution.inputs.get("scene"))
     scene_id = _scene_id(href, base)
     job = service.store.job_by_key(owner, key) if key else None
     if job is None:
         admission = service.admission
-        admission.require_queue()
+        admission.require_queue_slot()
         if scene_id is None:
-            scene = admission.refer(href, owner, is_temporary=True)
+            scene = admission.reference_scene(href, owner, is_temporary=True)
         else:
             scene = admission.find_scene(scene_id, owner)
         job = admission.submit(
-            scene, asked, owner, key, request_id, execution=asdict(wanted), is_new_scene=scene_id is None
+            scene, job_request, owner, key, request_id, execution=asdict(requested), is_new_scene=scene_id is None
         )
-    if not _is_job_of(job, _is_scene(service, job, scene_id, href), asked, wanted):
-        raise RequestUnusable("this Idempotency-Key made a job with other inputs or outputs: use another key")
+    if not (_has_scene(service, job, scene_id, href) and _matches(job, job_request, requested)):
+        raise RequestUnusable("this Idempotency-Key created a job with other inputs or outputs: use another key")
     return job
 
 
-def _is_scene(service: Service, job: JobRecord, scene_id: str | None, href: str) -> bool:
-    """Whether a job is about this scene; one that is read in place has an address instead of an id."""
+def _has_scene(service: Service, job: JobRecord, scene_id: str | None, href: str) -> bool:
+    """Whether the job maps this scene; a scene that is not uploaded has a URL instead of an id."""
     if scene_id is not None:
         return job.scene_id == scene_id
     scene = service.store.scene(job.scene_id)
     return scene is None or scene.href == href  # a finished job's scene may have expired
 
 
-def _is_job_of(job: JobRecord, is_scene: bool, asked: JobRequest, wanted: Wanted) -> bool:
-    """Whether a job is what was asked for; what the caller left to us may have been chosen otherwise since."""
-    chosen = {"stride_px": asked.stride_px, "blend": asked.blend, "probability_type": asked.probability_type}
+def _matches(job: JobRecord, job_request: JobRequest, requested: RequestedOutputs) -> bool:
+    """Whether the job has the requested options and outputs; defaults are not compared, since they can change."""
+    options = {name: getattr(job_request, name) for name in ("stride_px", "blend", "probability_type")}
     return (
-        is_scene
-        and job.model == (asked.model or job.model)
-        and all(job.options[name] == value for name, value in chosen.items() if value)
-        and job.execution == asdict(wanted)
+        job.model == (job_request.model or job.model)
+        and all(job.options[name] == value for name, value in options.items() if value)
+        and job.execution == asdict(requested)
     )
 
 
@@ -333,13 +337,13 @@ def _href(given: Any) -> str:
         given = given[0]
     href = given.get("href") if isinstance(given, dict) else given
     if not isinstance(href, str):
-        raise RequestUnusable('the input scene is a reference to an uploaded scene: {"href": "/scenes/ID"}')
+        raise RequestUnusable('the input scene must be a reference to an uploaded scene: {"href": "/scenes/ID"}')
     return href
 
 
 def _scene_id(href: str, base: str) -> str | None:
-    """The id in a reference to an uploaded scene; None where it leads elsewhere."""
-    ours = urlsplit(base)
-    host = rf"(?i:https?://{re.escape(ours.netloc)})"
-    found = re.fullmatch(rf"(?:{host})?(?:{re.escape(ours.path)})?/scenes/([0-9A-Za-z_-]{{1,100}})", href)
+    """The id in a reference to an uploaded scene; None for other URLs."""
+    own = urlsplit(base)
+    host = rf"(?i:https?://{re.escape(own.netloc)})"
+    found = re.fullmatch(rf"(?:{host})?(?:{re.escape(own.path)})?/scenes/([0-9A-Za-z_-]{{1,100}})", href)
     return found[1] if found else None

@@ -1,4 +1,4 @@
-"""Results over HTTP: files with ranges, all of them as one zip, some of them as parts."""
+"""Responses with result files: one file with ranges, all as a zip, several as multipart/related."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any, BinaryIO
 from fastapi import Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
-from service.api import examples
-from service.api.caching import is_kept, kept_headers
-from service.api.context import Service
-from service.api.documents import MEDIA_TYPES, OUTPUTS, ZIP_NAME, job_error
-from service.errors import NoSuchJob, ResultNotReady
-from service.jobs.records import JobRecord
+from hyperscene.errors import NoSuchJob, ResultNotReady
+from hyperscene.service.api import examples
+from hyperscene.service.api.caching import cache_headers, is_not_modified
+from hyperscene.service.api.context import Service
+from hyperscene.service.api.documents import MEDIA_TYPES, OUTPUTS, ZIP_NAME, job_error
+from hyperscene.service.jobs.records import JobRecord
 
 ZIP_TYPE = "application/zip"
 READ_BYTES = 1 << 20
 BINARY = {"schema": {"type": "string", "format": "binary"}}
-FILES: dict[str, Any] = {  # every result by its media type, for the OpenAPI document
+FILES: dict[str, Any] = {  # the results by media type, for the OpenAPI document
     media_type: (
         {"schema": {"type": "object"}, "example": examples.FILES[media_type]}
         if media_type in examples.FILES
@@ -31,56 +31,61 @@ FILES: dict[str, Any] = {  # every result by its media type, for the OpenAPI doc
 }
 
 
-def require_results(service: Service, job: JobRecord, address: str) -> None:
-    """Refuse unless the job's results are there, with what OGC has for each case."""
+def results_removed(job: JobRecord) -> NoSuchJob:
+    """The error for a finished job without result files."""
+    return NoSuchJob(f"the results of job {job.id} were removed: send the scene again")
+
+
+def require_results(service: Service, job: JobRecord, job_url: str) -> None:
+    """Raise unless the job has results, with OGC's exception type for each case."""
     if job.status == "failed":
         raise job_error(job)
     if job.status == "dismissed":
-        raise NoSuchJob(f"the job {job.id} was dismissed and its results are gone: send the scene again")
+        raise NoSuchJob(f"the job {job.id} was dismissed and its results were removed: send the scene again")
     if job.status != "successful":
-        error = ResultNotReady(f"the job {job.id} is {job.status}: ask {address} how far it is")
+        error = ResultNotReady(f"the job {job.id} is {job.status}: {job_url} shows its progress")
         error.headers = {"Retry-After": "2"}
         raise error
     if not service.settings.results_folder(job.id).is_dir():
-        raise NoSuchJob(f"the results of job {job.id} were removed: send the scene again")
+        raise results_removed(job)
 
 
 def accepts_zip(request: Request) -> bool:
-    """Whether the caller would rather have all results."""
+    """Whether the client accepts a zip with all results."""
     return ZIP_TYPE in request.headers.get("accept", "").lower()
 
 
 def file_response(service: Service, job: JobRecord, name: str, request: Request | None = None) -> Response:
-    """One file of a finished job; it never changes, so its tag is its name."""
+    """One result file of a finished job. It never changes, so the ETag is made from its name."""
     etag = f'"{job.id}-{name}"'
-    headers = kept_headers(etag)
-    if request is not None and is_kept(request, etag):
+    headers = cache_headers(etag)
+    if request is not None and is_not_modified(request, etag):
         return Response(status_code=304, headers=headers)
     path = service.settings.results_folder(job.id) / name
     try:
         found = path.stat()
     except OSError as error:
-        raise NoSuchJob(f"the results of job {job.id} were removed: send the scene again") from error
-    if request is not None and request.method == "HEAD":  # a range is for GET alone
+        raise results_removed(job) from error
+    if request is not None and request.method == "HEAD":  # Range applies to GET only
         headers |= {"Content-Length": str(found.st_size), "Accept-Ranges": "bytes"}
         return Response(headers=headers, media_type=MEDIA_TYPES[name])
     return FileResponse(path, media_type=MEDIA_TYPES[name], headers=headers, stat_result=found)
 
 
 def zip_response(service: Service, job: JobRecord, request: Request | None = None) -> Response:
-    """Every file in one zip, made while it is sent."""
+    """All result files in one zip, created while it is sent."""
     headers = {"Content-Disposition": f'attachment; filename="{ZIP_NAME}"'}
     is_head = request is not None and request.method == "HEAD"
-    pieces = iter(()) if is_head else zip_files(open_results(service, job, OUTPUTS))
-    return StreamingResponse(pieces, media_type=ZIP_TYPE, headers=headers)
+    chunks = iter(()) if is_head else zip_files(open_results(service, job, OUTPUTS))
+    return StreamingResponse(chunks, media_type=ZIP_TYPE, headers=headers)
 
 
 def multipart_response(service: Service, job: JobRecord, outputs: Iterable[str]) -> Response:
-    """Several outputs by value: a part each, read while they are sent."""
+    """Several outputs by value, one part each, read while they are sent."""
     boundary = boundary_of(job)
     files = open_results(service, job, outputs)
 
-    def pieces() -> Iterator[bytes]:
+    def chunks() -> Iterator[bytes]:
         for output, file in files.items():
             media_type = OUTPUTS[output][1]
             yield f"--{boundary}\r\nContent-Type: {media_type}\r\nContent-ID: {output}\r\n\r\n".encode()
@@ -90,11 +95,11 @@ def multipart_response(service: Service, job: JobRecord, outputs: Iterable[str])
             yield b"\r\n"
         yield f"--{boundary}--\r\n".encode()
 
-    return StreamingResponse(pieces(), media_type=multipart_type(job))
+    return StreamingResponse(chunks(), media_type=multipart_type(job))
 
 
 def boundary_of(job: JobRecord) -> str:
-    """What stands between parts: nobody could have put it into a file."""
+    """The boundary between parts; the random job id makes sure that no file contains it."""
     return f"part-{job.id}"
 
 
@@ -104,7 +109,7 @@ def multipart_type(job: JobRecord) -> str:
 
 
 class _Pipe:
-    """What zipfile writes into: handed on at once, since nothing ever seeks back."""
+    """A write-only file for zipfile, whose content is taken out piece by piece."""
 
     def __init__(self) -> None:
         self._written = bytearray()
@@ -122,16 +127,16 @@ class _Pipe:
 
 
 def open_results(service: Service, job: JobRecord, outputs: Iterable[str]) -> dict[str, BinaryIO]:
-    """Files of a finished job, open: a job that is dismissed meanwhile is still sent whole."""
+    """Open result files: a response stays complete even if the job is dismissed while it is sent."""
     folder = service.settings.results_folder(job.id)
     try:
         return {output: (folder / OUTPUTS[output][0]).open("rb") for output in outputs}
     except OSError as error:
-        raise NoSuchJob(f"the results of job {job.id} were removed: send the scene again") from error
+        raise results_removed(job) from error
 
 
 def zip_files(files: dict[str, BinaryIO]) -> Iterator[bytes]:
-    """Results as a zip, a piece at a time; stored, since the rasters are packed already."""
+    """The files as a zip, in chunks; uncompressed, because the rasters are compressed already."""
     pipe = _Pipe()
     with zipfile.ZipFile(pipe, "w", zipfile.ZIP_STORED) as archive:  # type: ignore[call-overload]
         for output, file in files.items():

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi.responses import JSONResponse
 from python_multipart.multipart import parse_options_header
 
-from service.api.context import BaseDep, OwnerDep, Service, ServiceDep
-from service.api.documents import ID_EXAMPLE, SceneDocument, scene_of
-from service.api.problems import problems
-from service.api.uploads import content_length, incoming, read_json, receive_file, receive_form
-from service.errors import RequestUnusable
-from service.jobs.records import SceneRecord
+from hyperscene.errors import RequestUnusable
+from hyperscene.service.api.context import BaseDep, OwnerDep, Service, ServiceDep
+from hyperscene.service.api.documents import ID_EXAMPLE, SceneDocument, scene_of
+from hyperscene.service.api.problems import problems
+from hyperscene.service.api.uploads import content_length, read_json, receive_file, receive_form, upload_folder
+from hyperscene.service.jobs.records import SceneRecord
 
 router = APIRouter(tags=["scenes"])
 
@@ -29,7 +29,7 @@ BODY: dict[str, Any] = {
                     "type": "object",
                     "required": ["href"],
                     "properties": {
-                        "href": {"type": "string", "description": "address of a COG in a place that this server reads"}
+                        "href": {"type": "string", "description": "URL of a COG on a host that this server may read"}
                     },
                 },
                 "example": {"href": "https://example.org/scenes/line-7.tif"},
@@ -61,20 +61,20 @@ async def upload_scene(
     service: ServiceDep,
     owner: OwnerDep,
     base: BaseDep,
-    content_disposition: Annotated[str | None, Header(description="filename= names a raw body")] = None,
+    content_disposition: Annotated[str | None, Header(description="filename= is the name of a raw body")] = None,
 ) -> Response:
-    """Send a GeoTIFF as the body, or GeoTIFF or ENVI files as multipart field `scene`; it is kept to be mapped.
+    """Upload a scene and map it later: a GeoTIFF as the body, or GeoTIFF or ENVI files in the multipart field `scene`.
 
-    Or name one that stays where it is: {"href": ...} as JSON.
+    A scene on another host is not uploaded: send its URL as JSON, {"href": ...}.
     """
     admission = service.admission
     if request.headers.get("content-type", "").startswith("application/json"):
         href = _href(await read_json(request, service))
-        scene = await asyncio.to_thread(admission.refer, href, owner, is_temporary=False)
-        return await _kept(scene, service, base)
-    with admission.slot(is_job=False):
-        await asyncio.to_thread(admission.require_place, content_length(request), is_job=False)
-        async with incoming(service) as folder:
+        scene = await asyncio.to_thread(admission.reference_scene, href, owner, is_temporary=False)
+        return await _created_response(scene, service, base)
+    with admission.upload_slot(is_job=False):
+        await asyncio.to_thread(admission.require_capacity, content_length(request), is_job=False)
+        async with upload_folder(service) as folder:
             if request.headers.get("content-type", "").startswith("multipart/"):
                 upload = await receive_form(request, service, folder)
             else:
@@ -82,37 +82,33 @@ async def upload_scene(
                 name = options.get(b"filename", b"scene.tif").decode("utf-8", "replace")
                 upload = await receive_file(request, service, folder, name)
             if upload.fields:
-                raise RequestUnusable("POST /scenes takes files only: options belong to the job")
-            scene = await asyncio.to_thread(admission.take_in, folder, upload.files, owner, is_temporary=False)
-    return await _kept(scene, service, base)
+                raise RequestUnusable("POST /scenes takes files only: send options with the job")
+            scene = await asyncio.to_thread(admission.receive_scene, folder, upload.files, owner, is_temporary=False)
+    return await _created_response(scene, service, base)
 
 
 def _href(body: Any) -> str:
     if not isinstance(body, dict) or set(body) != {"href"} or not isinstance(body["href"], str):
-        raise RequestUnusable('as JSON, POST /scenes takes {"href": ADDRESS} and nothing else')
+        raise RequestUnusable('the JSON body of POST /scenes must be {"href": URL}')
     return str(body["href"])
 
 
-async def _kept(scene: SceneRecord, service: Service, base: str) -> Response:
-    document = _document(scene, service, base)
-    await asyncio.to_thread(service.admission.keep_scene, scene)
+async def _created_response(scene: SceneRecord, service: Service, base: str) -> Response:
+    document = scene_of(scene, service.admission.matches(scene), base).model_dump(mode="json", exclude_none=True)
+    await asyncio.to_thread(service.admission.store_scene, scene)
     return JSONResponse(document, 201, {"Location": f"{base}/scenes/{scene.id}"})
 
 
-@router.get("/scenes/{scene_id}", summary="What was understood of a scene", responses=problems(404))
+@router.get("/scenes/{scene_id}", summary="Metadata of a scene", responses=problems(404))
 async def show_scene(scene_id: SceneId, service: ServiceDep, owner: OwnerDep, base: BaseDep) -> SceneDocument:
-    """Size, bands, wavelengths, CRS, warnings, and what each model says to it."""
+    """Size, bands, wavelengths, CRS, warnings, and whether each model matches its bands."""
     scene = await asyncio.to_thread(service.admission.find_scene, scene_id, owner)
     return scene_of(scene, service.admission.matches(scene), base)
 
 
 @router.delete("/scenes/{scene_id}", summary="Remove a scene", status_code=204, responses=problems(404, 409))
 async def delete_scene(scene_id: SceneId, service: ServiceDep, owner: OwnerDep) -> Response:
-    """Free its disk; jobs that still have to read it come first."""
+    """Delete the scene's files. Refused (409) while a job still needs them."""
     scene = await asyncio.to_thread(service.admission.find_scene, scene_id, owner)
     await asyncio.to_thread(service.admission.delete_scene, scene)
     return Response(status_code=204)
-
-
-def _document(scene: SceneRecord, service: Service, base: str) -> dict[str, Any]:
-    return scene_of(scene, service.admission.matches(scene), base).model_dump(mode="json", exclude_none=True)

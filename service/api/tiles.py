@@ -1,71 +1,108 @@
-"""Map tiles of a job, and single pixels."""
+"""Map tiles and single pixels of a job."""
 
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from service.api.caching import is_kept, kept_headers
-from service.api.context import BaseDep, OwnerDep, Service, ServiceDep
-from service.api.documents import PixelDocument, TileJson
-from service.api.jobs import JobId
-from service.api.problems import problems
-from service.api.results import BINARY, require_results
-from service.api.watch import Answer, Stopping
-from service.errors import NoSuchJob, NotReady, ServiceError
-from service.jobs.layers import (
-    MOST_ZOOM,
+from hyperscene.errors import NoSuchJob, NotReady, ServiceError
+from hyperscene.service.api.caching import cache_headers, is_not_modified
+from hyperscene.service.api.context import (
+    CLIENT_CLOSED_REQUEST,
+    BaseDep,
+    OwnerDep,
+    Service,
+    ServiceDep,
+    until_disconnected,
+)
+from hyperscene.service.api.documents import PixelDocument, TileJson
+from hyperscene.service.api.job_watcher import Result, ServerStopping
+from hyperscene.service.api.jobs import JobId
+from hyperscene.service.api.problems import problems
+from hyperscene.service.api.results import BINARY, require_results, results_removed
+from hyperscene.service.jobs.layers import (
+    MAX_ZOOM,
     SCENE_LAYER,
     TILE_PX,
     Bands,
     Grid,
+    JobView,
     Layer,
-    Looked,
     Tile,
-    needs_view,
+    needs_preview,
     pixel_of,
 )
-from service.jobs.records import JobRecord
+from hyperscene.service.jobs.records import JobRecord
 
 router = APIRouter(tags=["tiles"])
 
 PNG_TYPE = "image/png"
-MOST_NUMBER = 2**31 - 1
-# A view may take minutes: whoever waits for it with all of a browser's six connections would not get anything else.
-VIEW_WAIT_S = 2
-CALLER_GONE = 499  # as nginx writes it in its log; nobody hears it
+MAX_INDEX = 2**31 - 1
+# A preview can take minutes: tile requests that wait for it would occupy all six connections of a browser.
+PREVIEW_WAIT_S = 2
 
 LayerId = Annotated[
     str,
     Path(max_length=100, description="classes, confidence, scene, or probability-1 and so on", examples=["classes"]),
 ]
-Zoom = Annotated[int, Path(ge=0, le=MOST_ZOOM, description="zoom", examples=[0])]
-Column = Annotated[int, Path(ge=-MOST_NUMBER, le=MOST_NUMBER, description="tiles to the right", examples=[0])]
-Row = Annotated[int, Path(ge=-MOST_NUMBER, le=MOST_NUMBER, description="tiles down", examples=[0])]
 BandsText = Annotated[
     str | None,
     Query(
         pattern="^[0-9]{1,6},[0-9]{1,6},[0-9]{1,6}$",
-        description="the scene's bands for red, green and blue: the file's numbers, from 1 (true colours)",
+        description="the scene's bands for red, green and blue: numbers in the file, from 1 (default: true colours)",
         examples=["29,20,12"],
     ),
 ]
-TILE_ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The tile; clear where the scene does not reach", "content": {PNG_TYPE: BINARY}},
-    304: {"description": "The caller has it already (If-None-Match)"},
+TILE_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The tile; transparent outside of the scene", "content": {PNG_TYPE: BINARY}},
+    304: {"description": "The cached copy is current (If-None-Match)"},
     **problems(404, 413, 429, 507),
 }
 
 
+def tile_of(
+    z: Annotated[int, Path(ge=0, le=MAX_ZOOM, description="zoom level", examples=[0])],
+    x: Annotated[int, Path(ge=-MAX_INDEX, le=MAX_INDEX, description="tile column", examples=[0])],
+    y: Annotated[int, Path(ge=-MAX_INDEX, le=MAX_INDEX, description="tile row", examples=[0])],
+) -> Tile:
+    """The tile of the request's path."""
+    return Tile(z, x, y)
+
+
+@dataclass(frozen=True)
+class Position:
+    """A pixel's position: row and column, or longitude and latitude."""
+
+    row: int | None
+    col: int | None
+    lon: float | None
+    lat: float | None
+
+
+def position_of(
+    row: Annotated[int | None, Query(ge=0, le=MAX_INDEX, description="from the top, from 0", examples=[0])] = None,
+    col: Annotated[int | None, Query(ge=0, le=MAX_INDEX, description="from the left, from 0", examples=[0])] = None,
+    lon: Annotated[float | None, Query(ge=-360, le=360, description="instead of row and col")] = None,
+    lat: Annotated[float | None, Query(ge=-90, le=90, description="instead of row and col")] = None,
+) -> Position:
+    """The position in the request's query."""
+    return Position(row, col, lon, lat)
+
+
+TileDep = Annotated[Tile, Depends(tile_of)]
+PositionDep = Annotated[Position, Depends(position_of)]
+
+
 @router.get(
     "/jobs/{job_id}/tilejson.json",
-    summary="Where a job's map tiles are",
+    summary="TileJSON of a job's map tiles",
     response_class=JSONResponse,
     responses={200: {"model": TileJson}, **problems(404, 413, 429, 507)},
 )
@@ -75,57 +112,57 @@ async def show_tiles(
     owner: OwnerDep,
     base: BaseDep,
     layer: Annotated[
-        str | None, Query(max_length=100, description="whose `tiles` are told", examples=["classes"])
+        str | None, Query(max_length=100, description="the layer of `tiles`", examples=["classes"])
     ] = None,
     bands: BandsText = None,
 ) -> Response:
-    """TileJSON 3.0.0 of a layer (the class map; the scene while it is being mapped), and every layer with its legend.
+    """TileJSON 3.0.0 of a layer (default: the class map, or the scene until it is mapped), and all layers with legends.
 
-    Scenes with a place on Earth have tiles in Web Mercator, which QGIS, Leaflet and others take as they are. Others
-    have no `bounds`, `crs` is null, and their tiles count pixels: at `maxzoom` one of a tile is one of the scene.
+    Georeferenced scenes have tiles in Web Mercator, for QGIS, Leaflet and others. Other scenes have no `bounds`, `crs`
+    is null, and tiles are in pixel coordinates: at `maxzoom`, one tile pixel is one pixel of the scene.
     """
     job = await service.job(job_id, owner)
-    looked = await _look(service, job, base, layer, bands)
-    chosen = looked.layers[0] if layer is None else looked.layer(layer)
-    grid = await _grid(service, looked)
+    view = await _job_view(service, job, base, layer, bands)
+    chosen = view.layers[0] if layer is None else view.layer(layer)
+    grid = await _grid(service, view)
     query = "" if bands is None else f"?bands={bands}"
-    document = _tilejson(looked, chosen, grid, f"{base}/jobs/{job.id}/tiles", query)
+    document = _tilejson(view, chosen, grid, f"{base}/jobs/{job.id}/tiles", query)
     return JSONResponse(document, headers={"Cache-Control": "no-store"})
 
 
 @router.get(
     "/jobs/{job_id}/tiles/{layer}/{z}/{x}/{y}@2x.png",
-    summary="A map tile for sharp screens",
+    summary="A map tile for high-resolution screens",
     response_class=Response,
-    responses=TILE_ANSWERS,
+    responses=TILE_RESPONSES,
 )
 async def read_large_tile(
-    job_id: JobId, layer: LayerId, z: Zoom, x: Column, y: Row, request: Request, service: ServiceDep, owner: OwnerDep,
+    job_id: JobId, layer: LayerId, tile: TileDep, request: Request, service: ServiceDep, owner: OwnerDep,
     base: BaseDep, bands: BandsText = None,
 ) -> Response:  # fmt: skip
-    """The same place in 512 x 512 pixels."""
+    """The same area as the tile without @2x, in 512 x 512 pixels."""
     job = await service.job(job_id, owner)
-    return await _tile(service, job, layer, Tile(z, x, y, 2 * TILE_PX), bands, request, base)
+    return await _tile_response(service, job, layer, replace(tile, px=2 * TILE_PX), bands, request, base)
 
 
 @router.get(
     "/jobs/{job_id}/tiles/{layer}/{z}/{x}/{y}.png",
     summary="A map tile",
     response_class=Response,
-    responses=TILE_ANSWERS,
+    responses=TILE_RESPONSES,
 )
 async def read_tile(
-    job_id: JobId, layer: LayerId, z: Zoom, x: Column, y: Row, request: Request, service: ServiceDep, owner: OwnerDep,
+    job_id: JobId, layer: LayerId, tile: TileDep, request: Request, service: ServiceDep, owner: OwnerDep,
     base: BaseDep, bands: BandsText = None,
 ) -> Response:  # fmt: skip
-    """256 x 256 pixels of a layer, in the XYZ scheme; it never changes, so keep it."""
+    """256 x 256 pixels of a layer, in the XYZ scheme. Tiles never change and can be cached."""
     job = await service.job(job_id, owner)
-    return await _tile(service, job, layer, Tile(z, x, y), bands, request, base)
+    return await _tile_response(service, job, layer, tile, bands, request, base)
 
 
 @router.get(
     "/jobs/{job_id}/pixel",
-    summary="One pixel: spectrum, probabilities, class",
+    summary="A pixel's spectrum, probabilities and class",
     response_class=JSONResponse,
     responses={200: {"model": PixelDocument}, **problems(404, 413, 429, 507)},
 )
@@ -135,43 +172,40 @@ async def show_pixel(
     service: ServiceDep,
     owner: OwnerDep,
     base: BaseDep,
-    row: Annotated[int | None, Query(ge=0, le=MOST_NUMBER, description="from the top, from 0", examples=[0])] = None,
-    col: Annotated[int | None, Query(ge=0, le=MOST_NUMBER, description="from the left, from 0", examples=[0])] = None,
-    lon: Annotated[float | None, Query(ge=-360, le=360, description="instead of row and col")] = None,
-    lat: Annotated[float | None, Query(ge=-90, le=90, description="instead of row and col")] = None,
+    position: PositionDep,
 ) -> Response:
-    """Asked for by `row` and `col`, or by `lon` and `lat`. While the scene is being mapped there is a spectrum only."""
+    """Select the pixel by `row` and `col`, or by `lon` and `lat`. Until there is a map, only the spectrum is known."""
     job = await service.job(job_id, owner)
-    looked = await _look(service, job, base)
-    grid = await _grid(service, looked)
-    place = await asyncio.to_thread(pixel_of, grid, row, col, lon, lat)
-    spectrum = await _spectrum(service, looked, place, request)
-    mapped = await _waited(service, service.layers.map_at(looked, *place))
-    found = await asyncio.to_thread(grid.lon_lat, *place)
+    view = await _job_view(service, job, base)
+    grid = await _grid(service, view)
+    row, col = await asyncio.to_thread(pixel_of, grid, position.row, position.col, position.lon, position.lat)
+    spectrum = await _spectrum(service, view, row, col, request)
+    mapped = await _result_of(service, service.layers.map_at(view, row, col))
+    lon_lat = await asyncio.to_thread(grid.lon_lat, row, col)
     document = {
-        "row": place[0],
-        "col": place[1],
-        "lon": None if found is None else round(found[0], 8),
-        "lat": None if found is None else round(found[1], 8),
-        "is_valid": _is_valid(looked, mapped, spectrum),
+        "row": row,
+        "col": col,
+        "lon": None if lon_lat is None else round(lon_lat[0], 8),
+        "lat": None if lon_lat is None else round(lon_lat[1], 8),
+        "is_valid": _is_valid(view, mapped, spectrum),
         **mapped,
         **spectrum,
     }
     return JSONResponse(document, headers={"Cache-Control": "no-store"})
 
 
-def _is_valid(looked: Looked, mapped: dict[str, Any], spectrum: dict[str, Any]) -> bool | None:
-    """Whether the pixel holds data in the bands that count; None where neither map nor spectrum can tell."""
-    if looked.summary is not None:
+def _is_valid(view: JobView, mapped: dict[str, Any], spectrum: dict[str, Any]) -> bool | None:
+    """Whether the pixel has data in the bands used; None if neither map nor spectrum is available."""
+    if view.summary is not None:
         return mapped["class"] is not None
-    read = spectrum["spectrum"]
-    if read is None:
+    known = spectrum["spectrum"]
+    if known is None:
         return None
-    of_use = [value for value, used in zip(read["values"], read["used"], strict=True) if used] or read["values"]
-    return bool(of_use) and None not in of_use
+    used = [value for value, is_used in zip(known["values"], known["used"], strict=True) if is_used] or known["values"]
+    return bool(used) and None not in used
 
 
-def _is_of_map(layer: str) -> bool:
+def _is_map_layer(layer: str) -> bool:
     return layer in ("classes", "confidence") or layer.startswith("probability-")
 
 
@@ -182,105 +216,99 @@ def _bands(text: str | None) -> Bands | None:
     return red, green, blue
 
 
-async def _look(
+async def _job_view(
     service: Service, job: JobRecord, base: str, layer: str | None = None, bands: str | None = None
-) -> Looked:
-    """What there is of a job, or the refusal: of this layer, and of a job of which there is nothing."""
-    looked = await asyncio.to_thread(service.layers.look, job, _bands(bands))
+) -> JobView:
+    """The job's layers; an error if it has none, or if a layer of its map is requested before there is a map."""
+    view = await asyncio.to_thread(service.layers.view, job, _bands(bands))
     if layer == SCENE_LAYER:
-        return looked
-    if not looked.layers or (layer is not None and _is_of_map(layer)):
+        return view
+    if not view.layers or (layer is not None and _is_map_layer(layer)):
         require_results(service, job, f"{base}/jobs/{job.id}")
-    if not looked.layers:
-        raise NoSuchJob(f"the results of job {job.id} were removed: send the scene again")
-    return looked
+    if not view.layers:
+        raise results_removed(job)
+    return view
 
 
-async def _spectrum(service: Service, looked: Looked, place: tuple[int, int], request: Request) -> dict[str, Any]:
+async def _spectrum(service: Service, view: JobView, row: int, col: int, request: Request) -> dict[str, Any]:
     """A pixel's spectrum, or why there is none."""
     try:
-        values = await _heard(service, service.layers.values_at(looked, *place), request)
+        values = await _result_unless_disconnected(service, service.layers.values_at(view, row, col), request)
     except NotReady:
         raise
     except ServiceError as error:
         return {"spectrum": None, "spectrum_missing": str(error)}
-    return {"spectrum": await asyncio.to_thread(service.layers.spectrum, looked, values)}
+    return {"spectrum": await asyncio.to_thread(service.layers.spectrum, view, values)}
 
 
-async def _heard(service: Service, future: Future[Answer], request: Request) -> Answer:
-    """What a thread answers; not begun where the caller has gone by then."""
-    gone = asyncio.ensure_future(_gone(request))
-    gone.add_done_callback(lambda done: done.cancelled() or future.cancel())
+async def _result_unless_disconnected(service: Service, future: Future[Result], request: Request) -> Result:
+    """The result of a thread's work, which is cancelled if the client disconnects before it starts."""
+    disconnected = asyncio.ensure_future(until_disconnected(request.receive))
+    disconnected.add_done_callback(lambda done: done.cancelled() or future.cancel())
     try:
-        return await _waited(service, future)
+        return await _result_of(service, future)
     except NotReady:
-        if gone.done():
-            raise HTTPException(CALLER_GONE, "the caller has gone") from None
+        if disconnected.done():
+            raise HTTPException(CLIENT_CLOSED_REQUEST, "the client closed the connection") from None
         raise
     finally:
-        gone.cancel()
+        disconnected.cancel()
 
 
-async def _gone(request: Request) -> None:
-    """Return when the caller has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _waited(service: Service, future: Future[Answer], within_s: float | None = None) -> Answer:
-    """What a thread answers."""
+async def _result_of(service: Service, future: Future[Result], timeout_s: float | None = None) -> Result:
+    """The result of a thread's work."""
     try:
-        return await service.watch.answer(future, within_s)
-    except Stopping:
-        error = NotReady("the server shuts down: ask again when it is back")
+        return await service.job_watcher.result_of(future, timeout_s)
+    except ServerStopping:
+        error = NotReady("the server is shutting down: try again after its next start")
         error.headers = {"Retry-After": "10"}
         raise error from None
 
 
-async def _file(service: Service, looked: Looked, layer: Layer) -> FilePath:
-    """The raster behind a layer, or the word that it is being made."""
+async def _raster_path(service: Service, view: JobView, layer: Layer) -> FilePath:
+    """The raster of a layer; NotReady while the preview of the scene is being rendered."""
     try:
-        return await _waited(service, service.layers.file(looked, layer), VIEW_WAIT_S)
+        return await _result_of(service, service.layers.file(view, layer), PREVIEW_WAIT_S)
     except TimeoutError:
-        error = NotReady(f"the picture of the scene is being made: try again in {VIEW_WAIT_S} s")
-        error.headers = {"Retry-After": str(VIEW_WAIT_S)}
+        error = NotReady(f"the preview of the scene is being rendered: try again in {PREVIEW_WAIT_S} s")
+        error.headers = {"Retry-After": str(PREVIEW_WAIT_S)}
         raise error from None
 
 
-async def _grid(service: Service, looked: Looked) -> Grid:
-    if needs_view(looked):
-        path = await _file(service, looked, looked.layer(SCENE_LAYER))
-        return await _waited(service, service.layers.grid_of(looked, path))
-    return await _waited(service, service.layers.grid(looked))
+async def _grid(service: Service, view: JobView) -> Grid:
+    if needs_preview(view):
+        path = await _raster_path(service, view, view.layer(SCENE_LAYER))
+        return await _result_of(service, service.layers.grid_of(view, path))
+    return await _result_of(service, service.layers.grid(view))
 
 
-async def _tile(
+async def _tile_response(
     service: Service, job: JobRecord, layer_id: str, tile: Tile, bands: str | None, request: Request, base: str
 ) -> Response:
-    looked = await _look(service, job, base, layer_id, bands)
-    layer = looked.layer(layer_id)  # before the tag: callers may have made up the name
-    shown = "-".join(map(str, looked.bands)) if looked.bands and layer.id == SCENE_LAYER else ""
-    etag = f'"{job.id}-{layer.id}-{shown}-{tile.zoom}-{tile.x}-{tile.y}-{tile.px}"'
-    headers = kept_headers(etag)
-    if is_kept(request, etag):
+    view = await _job_view(service, job, base, layer_id, bands)
+    layer = view.layer(layer_id)  # raises for an unknown layer, before the ETag is compared
+    band_text = "-".join(map(str, view.bands)) if view.bands and layer.id == SCENE_LAYER else ""
+    etag = f'"{job.id}-{layer.id}-{band_text}-{tile.zoom}-{tile.x}-{tile.y}-{tile.px}"'
+    headers = cache_headers(etag)
+    if is_not_modified(request, etag):
         return Response(status_code=304, headers=headers)
     try:
-        png = await _read(service, looked, layer, tile, request)
-    except NoSuchJob:  # a view may be dropped for another one between finding and reading it
-        png = await _read(service, looked, layer, tile, request)
+        png = await _render(service, view, layer, tile, request)
+    except NoSuchJob:  # the preview was evicted between finding and reading it
+        png = await _render(service, view, layer, tile, request)
     return Response(png, headers=headers, media_type=PNG_TYPE)
 
 
-async def _read(service: Service, looked: Looked, layer: Layer, tile: Tile, request: Request) -> bytes:
-    path = await _file(service, looked, layer)
-    return await _heard(service, service.layers.tile(looked, path, layer, tile), request)
+async def _render(service: Service, view: JobView, layer: Layer, tile: Tile, request: Request) -> bytes:
+    path = await _raster_path(service, view, layer)
+    return await _result_unless_disconnected(service, service.layers.tile(view, path, layer, tile), request)
 
 
-def _tilejson(looked: Looked, chosen: Layer, grid: Grid, tiles: str, query: str) -> dict[str, Any]:
-    layers = [_layer(layer, tiles, query if layer.id == SCENE_LAYER else "") for layer in looked.layers]
+def _tilejson(view: JobView, chosen: Layer, grid: Grid, tiles_url: str, query: str) -> dict[str, Any]:
+    layers = [_layer(layer, tiles_url, query if layer.id == SCENE_LAYER else "") for layer in view.layers]
     document: dict[str, Any] = {
         "tilejson": "3.0.0",
-        "name": f"{looked.job.scene_name}: {chosen.title}",
+        "name": f"{view.job.scene_name}: {chosen.title}",
         "scheme": "xyz",
         "tiles": next(layer["tiles"] for layer in layers if layer["id"] == chosen.id),
         "minzoom": grid.min_zoom,
@@ -298,12 +326,12 @@ def _tilejson(looked: Looked, chosen: Layer, grid: Grid, tiles: str, query: str)
     return document
 
 
-def _layer(layer: Layer, tiles: str, query: str) -> dict[str, Any]:
-    address = f"{tiles}/{layer.id}/{{z}}/{{x}}/{{y}}"
+def _layer(layer: Layer, tiles_url: str, query: str) -> dict[str, Any]:
+    url = f"{tiles_url}/{layer.id}/{{z}}/{{x}}/{{y}}"
     return {
         "id": layer.id,
         "title": layer.title,
-        "tiles": [f"{address}.png{query}"],
-        "tiles_2x": [f"{address}@2x.png{query}"],
+        "tiles": [f"{url}.png{query}"],
+        "tiles_2x": [f"{url}@2x.png{query}"],
         **layer.facts,
     }

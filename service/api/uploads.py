@@ -1,4 +1,4 @@
-"""Uploads: a body on its way to disk, with every limit enforced while it is read."""
+"""Uploads: request bodies written to disk, with all limits enforced while they are read."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
-from service.api.context import Service
-from service.errors import SceneTooLarge, StorageFull, UploadBroken, UploadTooSlow
-from service.jobs.admission import ReceivedFile, clean_name
+from hyperscene.errors import SceneTooLarge, StorageFull, UploadBroken, UploadTooSlow
+from hyperscene.service.api.context import Service
+from hyperscene.service.jobs.received_files import ReceivedFile, clean_name
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 WRITE_BYTES = 1 << 20
-MOST_PARTS = 16
-LONGEST_FIELD = 4096
-LONGEST_JSON = 256 << 10
+MAX_PARTS = 16
+MAX_FIELD_BYTES = 4096
+MAX_JSON_BYTES = 256 << 10
 FILE_FIELD = "scene"
-ENVI_START = b"ENVI"
+ENVI_MAGIC = b"ENVI"
 
 
 @dataclass
 class Upload:
-    """What a body held: files on disk, and the form's other fields."""
+    """A received body: files on disk and the form's other fields."""
 
     files: list[ReceivedFile] = field(default_factory=list)
     fields: dict[str, str] = field(default_factory=dict)
 
 
 @asynccontextmanager
-async def incoming(service: Service) -> AsyncIterator[Path]:
-    """An empty folder for an upload, gone afterwards unless it was taken in."""
+async def upload_folder(service: Service) -> AsyncIterator[Path]:
+    """An empty folder for an upload, removed afterwards unless the admission moved it."""
     folder = await asyncio.to_thread(service.admission.new_folder)
     try:
         yield folder
@@ -52,15 +52,15 @@ async def incoming(service: Service) -> AsyncIterator[Path]:
 
 
 def content_length(request: Request) -> int | None:
-    """How long the body says it is."""
+    """The Content-Length header."""
     text = request.headers.get("content-length", "")
     return int(text) if text.isdigit() else None
 
 
 async def receive_form(request: Request, service: Service, folder: Path) -> Upload:
-    """A multipart body: files of the field `scene`, and text fields."""
-    kind, options = parse_options_header(request.headers.get("content-type", ""))
-    if kind != b"multipart/form-data" or not options.get(b"boundary"):
+    """Receive a multipart body: files in the field `scene`, and text fields."""
+    media_type, options = parse_options_header(request.headers.get("content-type", ""))
+    if media_type != b"multipart/form-data" or not options.get(b"boundary"):
         raise UploadBroken("send multipart/form-data with the scene in the field `scene`, as curl -F scene=@FILE does")
     form = _Form(service, folder)
     try:
@@ -70,58 +70,58 @@ async def receive_form(request: Request, service: Service, folder: Path) -> Uplo
             await form.flush()
         parser.finalize()
     except FormParserError as error:
-        raise UploadBroken(f"the multipart body cannot be read ({error}): send it again") from error
+        raise UploadBroken(f"the multipart body cannot be parsed ({error}): send it again") from error
     finally:
         form.close()
     if not form.is_complete:
-        raise UploadBroken("the multipart body stops before its last boundary: send it again")
+        raise UploadBroken("the multipart body ends before its last boundary: send it again")
     await service.count_upload(form.received_bytes)
     return form.upload
 
 
 async def receive_file(request: Request, service: Service, folder: Path, name: str) -> Upload:
-    """A raw body: the one file it is."""
-    sink = _Sink(folder / "part0", name, service)
+    """Receive a raw body as one file."""
+    writer = _FileWriter(folder / "part0", name, service)
     try:
         async for chunk in read_body(request, service):
-            sink.add(chunk)
-            await sink.flush()
-        await sink.flush(is_last=True)
+            writer.add(chunk)
+            await writer.flush()
+        await writer.flush(is_last=True)
     finally:
-        sink.close()
-    await service.count_upload(sink.size_bytes)
-    return Upload([sink.received()])
+        writer.close()
+    await service.count_upload(writer.size_bytes)
+    return Upload([writer.received()])
 
 
 async def read_json(request: Request, service: Service) -> Any:
-    """A small JSON body; FastAPI's own reading knows no limit, and comes before the key is asked for."""
+    """Read a small JSON body. FastAPI would read it without a limit, and before it checks the API key."""
     try:
-        return json.loads(b"".join([chunk async for chunk in read_body(request, service, LONGEST_JSON)]))
+        return json.loads(b"".join([chunk async for chunk in read_body(request, service, MAX_JSON_BYTES)]))
     except (ValueError, RecursionError) as error:
-        raise UploadBroken(f"the body is no JSON ({error}): see /api for what this call takes") from error
+        raise UploadBroken(f"the body is not valid JSON ({error}): /api describes this request") from error
 
 
-async def read_body(request: Request, service: Service, most_bytes: int | None = None) -> AsyncIterator[bytes]:
-    """The body chunk by chunk, within the limits of length and time."""
+async def read_body(request: Request, service: Service, max_bytes: int | None = None) -> AsyncIterator[bytes]:
+    """The body in chunks, within the limits of size and time."""
     settings, received = service.settings, 0
     deadline = time.monotonic() + settings.upload_s
     while True:
-        patience_s = min(settings.upload_idle_s, deadline - time.monotonic())
+        timeout_s = min(settings.upload_idle_s, deadline - time.monotonic())
         try:
-            message = await asyncio.wait_for(request.receive(), max(patience_s, 0))
+            message = await asyncio.wait_for(request.receive(), max(timeout_s, 0))
         except TimeoutError as error:
             slow = UploadTooSlow(
-                f"nothing arrived for {settings.upload_idle_s:.0f} s, or the upload took longer than "
-                f"{settings.upload_s:.0f} s: send it over a faster line"
+                f"no data arrived for {settings.upload_idle_s:.0f} s, or the upload took longer than "
+                f"{settings.upload_s:.0f} s: use a faster connection"
             )
-            slow.headers = {"Connection": "close"}  # the rest of the body is not waited for
+            slow.headers = {"Connection": "close"}  # the rest of the body is not read
             raise slow from error
         if message["type"] == "http.disconnect":
-            raise UploadBroken("the upload stopped half-way: send it again")
+            raise UploadBroken("the connection closed during the upload: send it again")
         chunk = message.get("body", b"")
         received += len(chunk)
-        if most_bytes is not None and received > most_bytes:
-            raise SceneTooLarge(f"the body is longer than {most_bytes} bytes: send a reference to the scene")
+        if max_bytes is not None and received > max_bytes:
+            raise SceneTooLarge(f"the body is longer than {max_bytes} bytes: send a reference to the scene")
         if received > settings.max_upload_bytes:
             raise service.admission.too_many_bytes()
         if chunk:
@@ -130,34 +130,34 @@ async def read_body(request: Request, service: Service, most_bytes: int | None =
             return
 
 
-class _Sink:
-    """A file that is being received; bytes are gathered and written by a thread."""
+class _FileWriter:
+    """A file that is being received; bytes are buffered and written in a thread."""
 
     def __init__(self, path: Path, name: str, service: Service) -> None:
         self._path = path
         self._name = name
-        self._longest_header = service.settings.max_header_bytes
-        self._least_free = service.settings.min_free_bytes
+        self._max_header_bytes = service.settings.max_header_bytes
+        self._min_free_bytes = service.settings.min_free_bytes
         self._file: BinaryIO | None = None
-        self._gathered = bytearray()
-        self._start = b""
+        self._buffer = bytearray()
+        self._magic = b""
         self.size_bytes = 0
 
     def add(self, data: bytes) -> None:
-        """Take more of the file."""
-        self._gathered += data
+        """Append bytes of the file."""
+        self._buffer += data
         self.size_bytes += len(data)
-        if len(self._start) < 4:
-            self._start = (self._start + data[:4])[:4]
-        if self._start == ENVI_START and self.size_bytes > self._longest_header:
+        if len(self._magic) < 4:
+            self._magic = (self._magic + data[:4])[:4]
+        if self._magic == ENVI_MAGIC and self.size_bytes > self._max_header_bytes:
             raise SceneTooLarge(
-                f"the header {clean_name(self._name)} is longer than {int(self._longest_header)} bytes: shorten it"
+                f"the header {clean_name(self._name)} is longer than {int(self._max_header_bytes)} bytes: shorten it"
             )
 
     async def flush(self, *, is_last: bool = False) -> None:
-        """Write what was gathered, once it is worth a thread's while."""
-        if is_last or len(self._gathered) >= WRITE_BYTES:
-            data, self._gathered = self._gathered, bytearray()
+        """Write the buffer if it is large enough, or if the file is complete."""
+        if is_last or len(self._buffer) >= WRITE_BYTES:
+            data, self._buffer = self._buffer, bytearray()
             await asyncio.to_thread(self._write, data)
 
     def _write(self, data: bytearray) -> None:
@@ -170,8 +170,8 @@ class _Sink:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull("the disk filled up during the upload: try again later") from error
             raise
-        # An upload must not take the room that running jobs need.
-        if disk_usage(self._path.parent).free < self._least_free:
+        # An upload must not use the disk space that running jobs need.
+        if disk_usage(self._path.parent).free < self._min_free_bytes:
             raise StorageFull("the disk filled up during the upload: try again later")
 
     def close(self) -> None:
@@ -179,11 +179,11 @@ class _Sink:
             self._file.close()
 
     def received(self) -> ReceivedFile:
-        return ReceivedFile(self._path, self._name, self._start, self.size_bytes)
+        return ReceivedFile(self._path, self._name, self._magic, self.size_bytes)
 
 
 class _Form:
-    """The parser's callbacks: files go to sinks, fields are kept."""
+    """Callbacks of the multipart parser: files are written to disk, text fields are collected."""
 
     def __init__(self, service: Service, folder: Path) -> None:
         self._service = service
@@ -192,9 +192,9 @@ class _Form:
         self._disposition = b""
         self._parts = 0
         self._field: tuple[str, bytearray] | None = None
-        self._sink: _Sink | None = None
-        self._ended: list[_Sink] = []
-        self._sinks: list[_Sink] = []
+        self._writer: _FileWriter | None = None
+        self._complete_writers: list[_FileWriter] = []
+        self._writers: list[_FileWriter] = []
         self.upload = Upload()
         self.is_complete = False
         self.callbacks: MultipartCallbacks = {
@@ -213,23 +213,23 @@ class _Form:
         return sum(file.size_bytes for file in self.upload.files)
 
     async def flush(self) -> None:
-        """Write what the last chunk brought."""
-        for sink in self._ended:
-            await sink.flush(is_last=True)
-            sink.close()
-            self.upload.files.append(sink.received())
-        self._ended.clear()
-        if self._sink is not None:
-            await self._sink.flush()
+        """Write the data of the last chunk."""
+        for writer in self._complete_writers:
+            await writer.flush(is_last=True)
+            writer.close()
+            self.upload.files.append(writer.received())
+        self._complete_writers.clear()
+        if self._writer is not None:
+            await self._writer.flush()
 
     def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
+        for writer in self._writers:
+            writer.close()
 
     def _begin(self) -> None:
         self._parts += 1
-        if self._parts > MOST_PARTS:
-            raise UploadBroken(f"the form has more than {MOST_PARTS} parts: send one scene and its options")
+        if self._parts > MAX_PARTS:
+            raise UploadBroken(f"the form has more than {MAX_PARTS} parts: send one scene and its options")
         self._disposition = b""
 
     def _on_header_name(self, data: bytes, start: int, end: int) -> None:
@@ -248,30 +248,30 @@ class _Form:
         name = options.get(b"name", b"").decode("utf-8", "replace")
         if name == FILE_FIELD:
             file_name = options.get(b"filename", b"").decode("utf-8", "replace") or FILE_FIELD
-            self._sink = _Sink(self._folder / f"part{len(self._sinks)}", file_name, self._service)
-            self._sinks.append(self._sink)
+            self._writer = _FileWriter(self._folder / f"part{len(self._writers)}", file_name, self._service)
+            self._writers.append(self._writer)
         elif b"filename" in options or not name:
-            raise UploadBroken(f"the file {name[:100]!r} has no place here: the field for files is `{FILE_FIELD}`")
+            raise UploadBroken(f"the field {name[:100]!r} must not be a file: send files in the field `{FILE_FIELD}`")
         else:
             self._field = name, bytearray()
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:
-        if self._sink is not None:
-            self._sink.add(data[start:end])
+        if self._writer is not None:
+            self._writer.add(data[start:end])
         elif self._field is not None:
             self._field[1].extend(data[start:end])
-            if len(self._field[1]) > LONGEST_FIELD:
-                raise UploadBroken(f"the field {self._field[0][:100]!r} is longer than {LONGEST_FIELD} bytes")
+            if len(self._field[1]) > MAX_FIELD_BYTES:
+                raise UploadBroken(f"the field {self._field[0][:100]!r} is longer than {MAX_FIELD_BYTES} bytes")
 
     def _end(self) -> None:
-        if self._sink is not None:
-            self._ended.append(self._sink)
+        if self._writer is not None:
+            self._complete_writers.append(self._writer)
         elif self._field is not None:
             name, value = self._field
             if name in self.upload.fields:
-                raise UploadBroken(f"the field {name[:100]!r} stands there twice: send it once")
+                raise UploadBroken(f"the field {name[:100]!r} appears twice: send it once")
             self.upload.fields[name] = value.decode("utf-8", "replace")
-        self._sink = self._field = None
+        self._writer = self._field = None
 
     def _complete(self) -> None:
         self.is_complete = True

@@ -1,9 +1,9 @@
-// Questions that stand before everything else.
+// Modal dialogs.
 
 import { make } from "./dom.js";
 
-/** Show a dialog; answers what its form was closed with, "" where it was dismissed, by a person or by `signal`. */
-function ask(signal, ...content) {
+/** Show a dialog; resolves to the value of the pressed button, or "" if it is closed by Escape or by `signal`. */
+function showDialog(signal, ...content) {
   const dialog = make("dialog", { "aria-labelledby": "dialog-title" }, make("form", { method: "dialog" }, ...content));
   document.body.append(dialog);
   dialog.showModal();
@@ -16,29 +16,29 @@ function ask(signal, ...content) {
   });
 }
 
-/** The API key that the server wants; null where nobody gives one. */
-export async function askForKey(wasWrong) {
+/** Ask the user for the API key; null if none is entered. */
+export async function promptForKey(wasWrong) {
   const field = make("input", { type: "password", id: "key", autocomplete: "off", required: true, autofocus: true });
-  const given = await ask(
+  const pressed = await showDialog(
     null,
-    make("h2", { id: "dialog-title" }, "This server wants an API key"),
-    wasWrong ? make("p", { class: "problem", role: "alert" }, "The server does not know the key that was given.") : null,
-    make("p", {}, "Whoever runs the server hands it out. It is kept for this tab only."),
+    make("h2", { id: "dialog-title" }, "This server requires an API key"),
+    wasWrong ? make("p", { class: "problem", role: "alert" }, "The server does not accept this key.") : null,
+    make("p", {}, "The server's operator can give you a key. It is stored for this tab only."),
     make("label", { for: "key" }, "API key"),
     field,
     make(
       "div",
       { class: "actions" },
-      make("button", { type: "submit", value: "given", class: "main" }, "Use it"),
-      make("button", { type: "submit", value: "", class: "plain", formnovalidate: true }, "Not now"),
+      make("button", { type: "submit", value: "use", class: "main" }, "Use this key"),
+      make("button", { type: "submit", value: "", class: "plain", formnovalidate: true }, "Cancel"),
     ),
   );
-  return given === "given" ? field.value.trim() : null;
+  return pressed === "use" ? field.value.trim() : null;
 }
 
-/** Whether a person means it; nobody is asked any longer than `signal` lasts. */
+/** Ask the user to confirm an action; `signal` closes the dialog. */
 export async function confirm(title, text, yes, signal) {
-  const given = await ask(
+  const pressed = await showDialog(
     signal,
     make("h2", { id: "dialog-title" }, title),
     make("p", {}, text),
@@ -49,5 +49,5 @@ export async function confirm(title, text, yes, signal) {
       make("button", { type: "submit", value: "", class: "plain", autofocus: true }, "Keep it"),
     ),
   );
-  return given === "yes";
+  return pressed === "yes";
 }

@@ -1,4 +1,4 @@
-// Elements, and how numbers and times are written. Text goes in as text, never as HTML.
+// Creating elements, and formatting numbers and times. Text is always inserted as text, never as HTML.
 
 /** An element with properties, attributes, listeners and children; strings become text. */
 export function make(tag, properties = {}, ...children) {
@@ -13,7 +13,7 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** The same for SVG, which knows attributes only. */
+/** The same for SVG, with attributes only. */
 export function draw(tag, attributes = {}, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -21,13 +21,13 @@ export function draw(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Say something to people who listen instead of looking. */
+/** Announce a text to screen readers. */
 export function announce(text) {
   const live = document.getElementById("live");
   if (live.textContent !== text) live.textContent = text;
 }
 
-/** A box for a refusal or another thing that went wrong. */
+/** A box for an error. */
 export function problemBox(text, ...more) {
   return make("div", { class: "problem", role: "alert" }, make("p", {}, text), ...more);
 }
@@ -40,12 +40,12 @@ export function swatch(color) {
 }
 
 const wholeNumbers = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-const moments = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+const dateTimes = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
 
 /** A count. */
 export const count = (number) => wholeNumbers.format(number);
 
-/** An area, with as many digits as say something. */
+/** An area, rounded by its size. */
 export function hectares(number) {
   return new Intl.NumberFormat("en", { maximumFractionDigits: number >= 100 ? 0 : number >= 1 ? 1 : 3 }).format(number);
 }
@@ -59,22 +59,22 @@ export function percent(share) {
 /** A size on disk. */
 export function bytes(number) {
   const units = ["bytes", "kB", "MB", "GB", "TB"];
-  let place = 0;
-  for (; number >= 1000 && place < units.length - 1; place++) number /= 1000;
-  return `${place && number < 100 ? number.toFixed(1) : Math.round(number)} ${units[place]}`;
+  let unit = 0;
+  for (; number >= 1000 && unit < units.length - 1; unit++) number /= 1000;
+  return `${unit && number < 100 ? number.toFixed(1) : Math.round(number)} ${units[unit]}`;
 }
 
-/** A number of any size, as short as it can be read. */
+/** A number in three significant digits. */
 export function short(number) {
   const size = Math.abs(number);
   if (size !== 0 && (size < 0.001 || size >= 100000)) return number.toExponential(1);
   return String(Number(number.toPrecision(3)));
 }
 
-/** When something happened, in the reader's own time. */
-export const moment = (text) => moments.format(new Date(text));
+/** A date and time, in the user's time zone. */
+export const dateTime = (text) => dateTimes.format(new Date(text));
 
-/** How long something takes. */
+/** A duration, rounded by its size. */
 export function duration(seconds) {
   if (seconds < 10) return `${Math.max(1, Math.round(seconds))} s`;
   if (seconds < 90) return `${Math.round(seconds / 5) * 5} s`;

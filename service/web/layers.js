@@ -1,29 +1,29 @@
-// What of the result is shown: layer, opacity, swipe, and the legend that goes with it.
+// The layer panel (layer, opacity, swipe, scene bands) and the legend.
 
 import { count, hectares, make, percent, swatch } from "./dom.js";
 
-const COLORS = [
+const COMPOSITES = [ // name, wavelengths in nm for red, green and blue
   ["true colours", [640, 550, 460]],
   ["near infrared, red, green", [860, 650, 550]],
   ["shortwave, near infrared, red", [1650, 860, 650]],
   ["two shortwave, near infrared", [2200, 1650, 860]],
 ];
-const FIRST_ROWS = 12; // of the legend: what lies below it should not be far
-const FAR_NM = 60; // a band that is farther away does not show the colour
+const FIRST_ROWS = 12; // legend rows shown at first, so that the sections below stay near
+const MAX_DISTANCE_NM = 60; // from a composite's wavelength to the scene's nearest band
 
-/** Ways to look at a scene that its bands allow, as [words, numbers of bands]. */
-function colorsOf(scene) {
+/** The composites that the scene's bands allow, as [name, band numbers]. */
+function compositesOf(scene) {
   const nm = scene?.wavelengths_nm;
   if (!nm) return [];
-  const found = COLORS.map(([words, wanted]) => {
-    const places = wanted.map((each) => nm.reduce((best, value, at) => (Math.abs(value - each) < Math.abs(nm[best] - each) ? at : best), 0));
-    const isNear = places.every((place, at) => Math.abs(nm[place] - wanted[at]) <= FAR_NM) && new Set(places).size === 3;
-    return isNear ? [words, places.map((place) => scene.band_numbers?.[place] ?? place + 1)] : null;
+  const found = COMPOSITES.map(([name, targets]) => {
+    const indices = targets.map((target) => nm.reduce((best, value, index) => (Math.abs(value - target) < Math.abs(nm[best] - target) ? index : best), 0));
+    const isNear = indices.every((index, channel) => Math.abs(nm[index] - targets[channel]) <= MAX_DISTANCE_NM) && new Set(indices).size === 3;
+    return isNear ? [name, indices.map((index) => scene.band_numbers?.[index] ?? index + 1)] : null;
   });
   return found.filter(Boolean);
 }
 
-/** Controls over a map; `scene` is its document, null where it was removed. */
+/** The controls of a map; `scene` is the scene's document, null if the scene was removed. */
 export function makeLayerPanel(map, tilejson, scene) {
   const hasScene = tilejson.layers.some(({ id }) => id === "scene");
   const results = tilejson.layers.filter(({ id }) => id !== "scene");
@@ -39,12 +39,12 @@ export function makeLayerPanel(map, tilejson, scene) {
     ramp.hidden = !layer.ramp;
     if (layer.ramp) ramp.replaceChildren(...rampOf(layer.ramp));
   }
-  const colors = colorsOf(scene);
-  const color = make("select", { id: "color" });
-  color.append(...colors.map(([words], place) => make("option", { value: String(place) }, words)));
-  color.addEventListener("change", () => map.color(colors[Number(color.value)][1]));
+  const composites = compositesOf(scene);
+  const composite = make("select", { id: "composite" });
+  composite.append(...composites.map(([name], index) => make("option", { value: String(index) }, name)));
+  composite.addEventListener("change", () => map.showScene(composites[Number(composite.value)][1]));
   select.addEventListener("change", show);
-  opacity.addEventListener("input", () => map.fade(Number(opacity.value) / 100));
+  opacity.addEventListener("input", () => map.setOpacity(Number(opacity.value) / 100));
   swipe.addEventListener("change", () => map.swipe(swipe.checked));
   show();
   return make(
@@ -57,9 +57,9 @@ export function makeLayerPanel(map, tilejson, scene) {
       ? [
           make("div", { class: "field" }, make("label", { for: "opacity" }, "Opacity over the scene"), opacity),
           make("div", { class: "check" }, swipe, make("label", { for: "swipe" }, "Swipe: scene left, map right")),
-          colors.length > 1 ? make("div", { class: "field" }, make("label", { for: "color" }, "Scene in"), color) : null,
+          composites.length > 1 ? make("div", { class: "field" }, make("label", { for: "composite" }, "Scene colours"), composite) : null,
         ]
-      : make("p", { class: "quiet" }, "The scene itself was removed, so only its map is shown."),
+      : make("p", { class: "quiet" }, "The scene was removed, so only its map is shown."),
   );
 }
 
@@ -69,7 +69,7 @@ function rampOf(colors) {
   return [bar, make("div", { class: "ramp-ends" }, make("span", {}, "0"), make("span", {}, "0.5"), make("span", {}, "1"))];
 }
 
-/** Every class with its colour, area and share, the largest first. */
+/** All classes with colour, area and share, largest first. */
 export function makeLegend(summary) {
   const classes = [...summary.classes].sort((one, other) => other.pixels - one.pixels);
   const hasArea = classes.some(({ hectares: area }) => area !== null);

@@ -1,71 +1,71 @@
-// The map: the scene below, one layer of the result above, opacity and swipe between them.
+// The map: the scene, and above it one layer of the result with opacity and swipe.
 
-import { ASK_AGAIN_MS, call, pause } from "./api.js";
+import { RETRY_MS, pause, request } from "./api.js";
 import { make } from "./dom.js";
 import { Swipe } from "./swipe.js";
 
 const L = window.L;
-const FINER = 2; // zooms beyond the scene's own that the server still draws: its pixels are squares no more in Mercator
-const CLOSER = 6; // zooms beyond the scene's own that a reader may go
-const SECOND_CLICK_MS = 250; // two clicks are a zoom, and ask for no pixel
+const EXTRA_TILE_ZOOMS = 2; // beyond the scene's resolution: in Mercator, the scene's pixels are not squares
+const EXTRA_ZOOMS = 6; // beyond the scene's resolution, for the user
+const DOUBLE_CLICK_MS = 250; // a double click zooms and selects no pixel
 
-/** Tiles fetched with the tab's key, which an image's address cannot carry. */
+/** Tiles fetched with the tab's key, which an image's URL cannot carry. */
 const KeyedTiles = L.GridLayer.extend({
-  createTile(place, done) {
+  createTile(coords, done) {
     const image = make("img", { alt: "" });
     const stop = new AbortController();
     image.stop = stop;
-    const path = `${this.options.path}/${place.z}/${place.x}/${place.y}${L.Browser.retina ? "@2x" : ""}.png${this.options.query}`;
-    patient(() => call(path, { signal: stop.signal }), stop.signal)
-      .then((answer) => answer.blob())
+    const path = `${this.options.path}/${coords.z}/${coords.x}/${coords.y}${L.Browser.retina ? "@2x" : ""}.png${this.options.query}`;
+    withRetries(() => request(path, { signal: stop.signal }), stop.signal)
+      .then((response) => response.blob())
       .then((blob) => {
-        const address = URL.createObjectURL(blob);
-        image.onload = () => (URL.revokeObjectURL(address), done(null, image));
-        image.onerror = () => (URL.revokeObjectURL(address), done(new Error("a tile cannot be shown"), image));
-        image.src = address;
+        const url = URL.createObjectURL(blob);
+        image.onload = () => (URL.revokeObjectURL(url), done(null, image));
+        image.onerror = () => (URL.revokeObjectURL(url), done(new Error("a tile cannot be shown"), image));
+        image.src = url;
       })
       .catch((error) => done(error, image));
     return image;
   },
   _initTile(image) {
     L.GridLayer.prototype._initTile.call(this, image);
-    // A pixel over the next tile: between zooms, and on screens that scale, lines would show between tiles.
+    // One pixel of overlap: without it, gaps show between tiles at fractional zooms and screen scales.
     image.style.width = image.style.height = `${this.getTileSize().x + 1}px`;
   },
 });
 
-/** Ask again, some times and some seconds apart, where the server is busy or away. */
-async function patient(ask, signal) {
+/** Retry a request, with growing pauses, while the server is busy or not reachable. */
+async function withRetries(send, signal) {
   for (const wait_s of [1, 3, 9]) {
     try {
-      return await ask();
+      return await send();
     } catch (error) {
       if (signal.aborted || ![0, 429, 503].includes(error.status)) throw error;
     }
     await pause(1000 * wait_s);
   }
-  return ask();
+  return send();
 }
 
-/** A map of a job, by its TileJSON. */
+/** The map of a job, from its TileJSON. */
 export class SceneMap {
   constructor(box, jobId, tilejson) {
     this._jobId = jobId;
     this._tilejson = tilejson;
-    this._gone = new AbortController();
-    this.isPlaced = Boolean(tilejson.crs);
-    const isCalm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    this._removed = new AbortController();
+    this.isGeoreferenced = Boolean(tilejson.crs);
+    const isReducedMotion = matchMedia("(prefers-reduced-motion: reduce)").matches;
     this._map = L.map(box, {
-      crs: this.isPlaced ? L.CRS.EPSG3857 : pixelSystem(tilejson.maxzoom),
-      minZoom: this.isPlaced ? Math.max(0, tilejson.minzoom - 3) : -1,
-      maxZoom: Math.min(26, tilejson.maxzoom + CLOSER),
+      crs: this.isGeoreferenced ? L.CRS.EPSG3857 : pixelSystem(tilejson.maxzoom),
+      minZoom: this.isGeoreferenced ? Math.max(0, tilejson.minzoom - 3) : -1,
+      maxZoom: Math.min(26, tilejson.maxzoom + EXTRA_ZOOMS),
       zoomSnap: 0.5,
       zoomDelta: 1,
       attributionControl: false,
       keyboardPanDelta: 100,
-      ...(isCalm ? { zoomAnimation: false, fadeAnimation: false, markerZoomAnimation: false, inertia: false } : {}),
+      ...(isReducedMotion ? { zoomAnimation: false, fadeAnimation: false, markerZoomAnimation: false, inertia: false } : {}),
     });
-    if (this.isPlaced) L.control.scale({ imperial: false }).addTo(this._map);
+    if (this.isGeoreferenced) L.control.scale({ imperial: false }).addTo(this._map);
     this._map.createPane("result").style.zIndex = 300;
     this._map.fitBounds(boundsOf(tilejson));
     this._map.setMaxBounds(boundsOf(tilejson).pad(1));
@@ -74,11 +74,11 @@ export class SceneMap {
     L.DomEvent.disableClickPropagation(this._note);
     const sizes = new ResizeObserver(() => this._map.invalidateSize({ animate: false }));
     sizes.observe(box);
-    this._gone.signal.addEventListener("abort", () => sizes.disconnect());
-    this._result = this._scene = this._swipe = this._mark = null;
+    this._removed.signal.addEventListener("abort", () => sizes.disconnect());
+    this._result = this._scene = this._swipe = this._marker = null;
     this._opacity = 1;
-    this._troubles = new Map();
-    if (tilejson.layers.some(({ id }) => id === "scene")) this.color([]);
+    this._errors = new Map(); // functions that retry, by the layer that failed
+    if (tilejson.layers.some(({ id }) => id === "scene")) this.showScene([]);
   }
 
   _layer(layer, pane, query = "") {
@@ -88,39 +88,39 @@ export class SceneMap {
       pane,
       bounds: boundsOf(this._tilejson),
       minNativeZoom: 0,
-      maxNativeZoom: this._tilejson.maxzoom + (this.isPlaced ? FINER : 0),
+      maxNativeZoom: this._tilejson.maxzoom + (this.isGeoreferenced ? EXTRA_TILE_ZOOMS : 0),
       minZoom: -1,
       maxZoom: 30,
     });
     tiles.on("tileunload", ({ tile }) => tile.stop.abort());
-    tiles.on("remove", () => this._forget(tiles));
-    tiles.on("tileerror", ({ error }) => error.name !== "AbortError" && this._tellTrouble(error.message, tiles, () => tiles.redraw()));
+    tiles.on("remove", () => this._clearError(tiles));
+    tiles.on("tileerror", ({ error }) => error.name !== "AbortError" && this._showError(error.message, tiles, () => tiles.redraw()));
     return tiles;
   }
 
-  /** Words over the map. */
-  _tell(...words) {
-    if (!this._gone.signal.aborted) this._note.replaceChildren(...words);
+  /** Show a note over the map. */
+  _showNote(...content) {
+    if (!this._removed.signal.aborted) this._note.replaceChildren(...content);
   }
 
-  /** What went wrong, and a button that mends all of it. */
-  _tellTrouble(words, where, again) {
-    this._troubles.set(where, again);
-    const mend = () => {
-      const all = [...this._troubles.values()];
-      this._troubles.clear();
-      this._tell();
-      for (const each of all) each();
+  /** Show an error, with a button that retries everything that failed. */
+  _showError(text, source, retry) {
+    this._errors.set(source, retry);
+    const retryAll = () => {
+      const retries = [...this._errors.values()];
+      this._errors.clear();
+      this._showNote();
+      for (const each of retries) each();
       this._map.getContainer().focus();
     };
-    if (this._note.firstChild?.textContent === words && this._note.querySelector("button")) return; // it may have the focus
-    // Later: Leaflet looks whether a click belongs to the note, and finds it there no more.
-    this._tell(words, make("button", { type: "button", class: "plain", onclick: () => setTimeout(mend) }, "Try again"));
+    if (this._note.firstChild?.textContent === text && this._note.querySelector("button")) return; // keep its focus
+    // Deferred: Leaflet must still find the button in the note when it handles the click.
+    this._showNote(text, make("button", { type: "button", class: "plain", onclick: () => setTimeout(retryAll) }, "Try again"));
   }
 
-  /** A trouble that is none any more. */
-  _forget(where) {
-    if (this._troubles.delete(where) && !this._troubles.size) this._tell();
+  /** Remove the error of a source. */
+  _clearError(source) {
+    if (this._errors.delete(source) && !this._errors.size) this._showNote();
   }
 
   /** Show another layer of the result. */
@@ -128,94 +128,94 @@ export class SceneMap {
     this._result = this._exchange(this._result, this._layer(layer, "result").setOpacity(this._opacity));
   }
 
-  /** Show the scene in three of its bands, in its own colours where none are given, as soon as there is a picture. */
-  async color(bands) {
+  /** Show the scene in three of its bands (default: true colours), as soon as the server has rendered its preview. */
+  async showScene(bands) {
     const query = bands.length ? `?bands=${bands.join(",")}` : "";
-    this._wanted = query;
-    this._forget("scene");
+    this._sceneQuery = query;
+    this._clearError("scene");
     try {
-      await this._whenPictured(query);
+      await this._untilRendered(query);
     } catch (error) {
-      if (this._wanted === query) this._tellTrouble(error.message, "scene", () => this.color(bands));
+      if (this._sceneQuery === query) this._showError(error.message, "scene", () => this.showScene(bands));
       return;
     }
-    if (this._wanted !== query || this._gone.signal.aborted) return;
-    if (!this._troubles.size) this._tell();
+    if (this._sceneQuery !== query || this._removed.signal.aborted) return;
+    if (!this._errors.size) this._showNote();
     this._scene = this._exchange(this._scene, this._layer("scene", "tilePane", query));
   }
 
-  /** A server that still makes the picture refuses its tiles: one is asked for until it comes. */
-  async _whenPictured(query) {
-    const { signal } = this._gone;
-    while (this._wanted === query && !signal.aborted) {
+  /** Request a tile of the scene until the server has rendered the preview. */
+  async _untilRendered(query) {
+    const { signal } = this._removed;
+    while (this._sceneQuery === query && !signal.aborted) {
       try {
-        return await call(`jobs/${this._jobId}/tiles/scene/0/0/0.png${query}`, { signal });
+        return await request(`jobs/${this._jobId}/tiles/scene/0/0/0.png${query}`, { signal });
       } catch (error) {
         if (![429, 503].includes(error.status)) throw error;
-        if (!this._troubles.size) this._tell("The picture of the scene is being made …");
+        if (!this._errors.size) this._showNote("The preview of the scene is being rendered …");
       }
-      await pause(ASK_AGAIN_MS);
+      await pause(RETRY_MS);
     }
     return null;
   }
 
-  /** Lay a layer over another one, which goes when the new one is there. */
+  /** Add a layer; remove the previous one when the new one has loaded. */
   _exchange(before, after) {
     after.addTo(this._map);
     if (before) after.once("load remove", () => before.remove());
     return after;
   }
 
-  /** How much of the result covers the scene, 0 to 1. */
-  fade(opacity) {
+  /** Set the opacity of the result over the scene, 0 to 1. */
+  setOpacity(opacity) {
     this._opacity = opacity;
     this._result?.setOpacity(opacity);
   }
 
-  /** Call back with the place that is clicked: lon and lat, or row and col. */
-  onPick(pick) {
+  /** Call `select` with the position that is clicked: lon and lat, or row and col. */
+  onSelect(select) {
     let timer = null;
-    this._gone.signal.addEventListener("abort", () => clearTimeout(timer));
+    this._removed.signal.addEventListener("abort", () => clearTimeout(timer));
     this._map.on("dblclick", () => clearTimeout(timer));
     this._map.on("click", ({ latlng }) => {
-      const place = this.isPlaced
+      const position = this.isGeoreferenced
         ? { lon: latlng.wrap().lng, lat: latlng.lat }
         : { row: Math.floor(latlng.lat), col: Math.floor(latlng.lng) };
       clearTimeout(timer);
-      timer = setTimeout(() => pick(place), SECOND_CLICK_MS);
+      timer = setTimeout(() => select(position), DOUBLE_CLICK_MS);
     });
   }
 
-  /** Mark a pixel with some words, and bring it into view. */
-  mark(pixel, words) {
-    const place = this.isPlaced ? [pixel.lat, nearest(pixel.lon, this._map.getCenter().lng)] : [pixel.row + 0.5, pixel.col + 0.5];
+  /** Mark a pixel with a label, and pan it into view. */
+  mark(pixel, text) {
+    const position = this.isGeoreferenced ? [pixel.lat, nearest(pixel.lon, this._map.getCenter().lng)] : [pixel.row + 0.5, pixel.col + 0.5];
     this.unmark();
-    const rings = [7, 5].map((radius, ring) => L.circleMarker(place, { radius, weight: 2, fill: false, color: ring ? "#fff" : "#000", interactive: false }));
-    const told = L.tooltip({ permanent: true, direction: "top", offset: [0, -8], className: "told" });
-    told.setLatLng(place).setContent(make("span", {}, words)); // an element: text would be taken for HTML
-    this._mark = L.layerGroup([...rings, told]).addTo(this._map);
-    if (!this._map.getBounds().contains(place)) this._map.panTo(place);
+    const rings = [7, 5].map((radius, ring) => L.circleMarker(position, { radius, weight: 2, fill: false, color: ring ? "#fff" : "#000", interactive: false }));
+    const label = L.tooltip({ permanent: true, direction: "top", offset: [0, -8], className: "pixel-label" });
+    label.setLatLng(position).setContent(make("span", {}, text)); // an element, because Leaflet treats text as HTML
+    this._marker = L.layerGroup([...rings, label]).addTo(this._map);
+    if (!this._map.getBounds().contains(position)) this._map.panTo(position);
   }
 
-  /** Take the mark away. */
+  /** Remove the mark. */
   unmark() {
-    this._mark?.remove();
-    this._mark = null;
+    this._marker?.remove();
+    this._marker = null;
   }
 
-  /** Show the result on the right side of a line that can be moved, or everywhere. */
+  /** Show the result only to the right of a movable line, or everywhere. */
   swipe(isOn) {
     this._swipe?.remove();
     this._swipe = isOn ? new Swipe(this._map, this._map.getPane("result")) : null;
   }
 
   remove() {
-    this._gone.abort();
+    this._removed.abort();
     this._map.remove();
   }
 }
 
-/** Coordinates in pixels of the scene, row as lat and col as lng, down and right. */
+/** A coordinate system in pixels of the scene: row as lat, col as lng. */
 function pixelSystem(maxzoom) {
   const scale = 1 / 2 ** maxzoom;
   return L.extend({}, L.CRS.Simple, { transformation: L.transformation(scale, 0, scale, 0) });
@@ -227,7 +227,7 @@ function boundsOf(tilejson) {
   return L.latLngBounds([[south, west], [north, east < west ? east + 360 : east]]);
 }
 
-/** The same longitude on the side of the date line where the map is. */
-function nearest(lon, middle) {
-  return lon + 360 * Math.round((middle - lon) / 360);
+/** The longitude plus a multiple of 360, as near to the map's centre as possible. */
+function nearest(lon, center) {
+  return lon + 360 * Math.round((center - lon) / 360);
 }

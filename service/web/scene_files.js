@@ -1,45 +1,45 @@
-// What chosen files are, by their first bytes, and which half of an ENVI pair is missing.
+// Checks the chosen files by their first bytes, and names the missing file of an ENVI pair.
 
-const ENVI_ENDINGS = ["img", "bsq", "bil", "bip", "dat", "raw", ""];
+const ENVI_EXTENSIONS = ["img", "bsq", "bil", "bip", "dat", "raw", ""];
 
-/** What a file is: "tiff", "header", "data" (of ENVI, by its name) or "other". */
-async function kindOf(file) {
+/** A file's type: "tiff", "header", "data" (of ENVI, by its extension) or "other". */
+async function typeOf(file) {
   const start = new Uint8Array(await file.slice(0, 4).arrayBuffer());
-  const letters = String.fromCharCode(...start);
-  if (["II*\0", "MM\0*", "II+\0", "MM\0+"].includes(letters)) return "tiff";
-  if (letters === "ENVI") return "header";
-  return ENVI_ENDINGS.includes(endingOf(file.name)) ? "data" : "other";
+  const magic = String.fromCharCode(...start);
+  if (["II*\0", "MM\0*", "II+\0", "MM\0+"].includes(magic)) return "tiff";
+  if (magic === "ENVI") return "header";
+  return ENVI_EXTENSIONS.includes(extensionOf(file.name)) ? "data" : "other";
 }
 
-const endingOf = (name) => (name.includes(".") ? name.split(".").pop().toLowerCase() : "");
+const extensionOf = (name) => (name.includes(".") ? name.split(".").pop().toLowerCase() : "");
 const stemOf = (name) => (name.includes(".") ? name.slice(0, name.lastIndexOf(".")) : name);
 
-/** Chosen files, judged: whether they are a scene, and what to say. */
-export async function judge(files) {
-  if (!files.length) return { isWhole: false, text: "" };
-  let kinds;
+/** Check whether the chosen files are a scene, and describe what is missing or wrong. */
+export async function checkFiles(files) {
+  if (!files.length) return { isComplete: false, text: "" };
+  let types;
   try {
-    kinds = await Promise.all(files.map(kindOf));
+    types = await Promise.all(files.map(typeOf));
   } catch {
-    return { isWhole: false, isWrong: true, text: "A chosen file cannot be read: it was moved or changed. Choose it again." };
+    return { isComplete: false, isInvalid: true, text: "A chosen file cannot be read: it was moved or changed. Choose it again." };
   }
-  const all = (kind) => files.filter((_, place) => kinds[place] === kind);
+  const all = (type) => files.filter((_, index) => types[index] === type);
   const [tiffs, headers, data, others] = ["tiff", "header", "data", "other"].map(all);
-  if (files.length === 1 && tiffs.length) return { isWhole: true, text: "A GeoTIFF, ready to be sent." };
+  if (files.length === 1 && tiffs.length) return { isComplete: true, text: "A GeoTIFF, ready to send." };
   if (files.length === 1 && headers.length) {
     const stem = stemOf(headers[0].name);
-    const name = ENVI_ENDINGS.includes(endingOf(stem)) && stem.includes(".") ? stem : `${stem}.img`;
-    return { isWhole: false, text: `${headers[0].name} is an ENVI header. Now add its data file, ${name} or another ending.` };
+    const name = ENVI_EXTENSIONS.includes(extensionOf(stem)) && stem.includes(".") ? stem : `${stem}.img`;
+    return { isComplete: false, text: `${headers[0].name} is an ENVI header. Add its data file, for example ${name}.` };
   }
   if (files.length === 1 && data.length) {
-    return { isWhole: false, text: `${data[0].name} is ENVI data. Now add its header, ${stemOf(data[0].name)}.hdr.` };
+    return { isComplete: false, text: `${data[0].name} is an ENVI data file. Add its header, ${stemOf(data[0].name)}.hdr.` };
   }
   if (files.length === 2 && headers.length === 1 && data.length + others.length === 1) {
-    return { isWhole: true, text: "An ENVI scene, data and header, ready to be sent." };
+    return { isComplete: true, text: "An ENVI data file and its header, ready to send." };
   }
   const wrong = others[0] ?? files[1];
   const text = others.length
-    ? `${wrong.name} is neither a GeoTIFF nor a part of an ENVI scene. Remove it and choose one of those.`
-    : "A scene is one GeoTIFF, or one ENVI data file and its header. Remove what does not belong to it.";
-  return { isWhole: false, isWrong: true, text };
+    ? `${wrong.name} is neither a GeoTIFF nor an ENVI file. Remove it and choose a scene.`
+    : "A scene is one GeoTIFF, or one ENVI data file and its header. Remove the other files.";
+  return { isComplete: false, isInvalid: true, text };
 }

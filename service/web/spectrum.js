@@ -1,48 +1,48 @@
-// The spectrum of a pixel as a chart, with the bands that the bundle uses marked.
+// A chart of a pixel's spectrum that marks the bands used by the bundle.
 
 import { draw, make, short } from "./dom.js";
 
 const WIDTH = 420, HEIGHT = 190;
 const LEFT = 52, RIGHT = 8, TOP = 10, BOTTOM = 42;
 
-/** A chart with its words. */
+/** The chart with its caption. */
 export function spectrumChart(spectrum) {
-  const places = spectrum.wavelengths_nm ?? spectrum.bands;
-  const points = places
-    .map((place, at) => ({ place, value: spectrum.values[at], isUsed: spectrum.used?.[at] ?? false, band: spectrum.bands[at] }))
-    .sort((one, other) => one.place - other.place);
+  const positions = spectrum.wavelengths_nm ?? spectrum.bands; // on the x axis
+  const points = positions
+    .map((position, index) => ({ position, value: spectrum.values[index], isUsed: spectrum.used?.[index] ?? false, band: spectrum.bands[index] }))
+    .sort((one, other) => one.position - other.position);
   const known = points.filter(({ value }) => value !== null);
   if (!known.length) return make("p", { class: "quiet" }, "The scene has no data here.");
   const unit = spectrum.wavelengths_nm ? "nm" : "";
-  const x = scale(ends(points.map(({ place }) => place)), [LEFT, WIDTH - RIGHT]);
-  const [low, high] = ends(known.map(({ value }) => value));
+  const x = scale(extent(points.map(({ position }) => position)), [LEFT, WIDTH - RIGHT]);
+  const [low, high] = extent(known.map(({ value }) => value));
   const y = scale([Math.min(low, Math.max(0, low - 0.1 * (high - low))), high === low ? low + 1 : high], [HEIGHT - BOTTOM - 5, TOP]);
-  const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": wordsOf(known, unit), class: "spectrum" });
+  const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": description(known, unit), class: "spectrum" });
   svg.append(...axes(x, y, unit));
-  svg.append(...lines(points).map((line) => draw("polyline", { class: "line", points: line.map((p) => `${x(p.place)},${y(p.value)}`).join(" ") })));
-  svg.append(...known.map((p) => draw("circle", { class: p.isUsed ? "used" : "unused", cx: x(p.place), cy: y(p.value), r: p.isUsed ? 2.2 : 1.4 })));
-  svg.append(...points.filter(({ isUsed }) => isUsed).map((p) => draw("line", { class: "rug", x1: x(p.place), x2: x(p.place), y1: HEIGHT - BOTTOM + 1, y2: HEIGHT - BOTTOM + 7 })));
+  svg.append(...lines(points).map((line) => draw("polyline", { class: "line", points: line.map((p) => `${x(p.position)},${y(p.value)}`).join(" ") })));
+  svg.append(...known.map((p) => draw("circle", { class: p.isUsed ? "used" : "unused", cx: x(p.position), cy: y(p.value), r: p.isUsed ? 2.2 : 1.4 })));
+  svg.append(...points.filter(({ isUsed }) => isUsed).map((p) => draw("line", { class: "rug", x1: x(p.position), x2: x(p.position), y1: HEIGHT - BOTTOM + 1, y2: HEIGHT - BOTTOM + 7 })));
   const reading = make("p", { class: "quiet reading" }, explain(points));
-  hover(svg, known, x, (p) => (reading.textContent = `Band ${p.band}${unit ? `, ${short(p.place)} nm` : ""}: ${short(p.value)}`));
+  hover(svg, known, x, (p) => (reading.textContent = `Band ${p.band}${unit ? `, ${short(p.position)} nm` : ""}: ${short(p.value)}`));
   svg.addEventListener("pointerleave", () => (reading.textContent = explain(points)));
   return make("figure", {}, svg, make("figcaption", {}, reading));
 }
 
-const ends = (numbers) => [Math.min(...numbers), Math.max(...numbers)];
+const extent = (numbers) => [Math.min(...numbers), Math.max(...numbers)];
 
 function scale([from, to], [start, end]) {
   const span = to - from || 1;
-  const place = (value) => Number((start + ((value - from) / span) * (end - start)).toFixed(2));
-  return Object.assign(place, { from, to });
+  const project = (value) => Number((start + ((value - from) / span) * (end - start)).toFixed(2));
+  return Object.assign(project, { from, to });
 }
 
-/** Stretches without a gap: a line across missing bands would show what nobody measured. */
+/** The points in runs without gaps, so that no line crosses missing bands. */
 function lines(points) {
-  const steps = points.slice(1).map((point, at) => point.place - points[at].place).sort((one, other) => one - other);
+  const steps = points.slice(1).map((point, index) => point.position - points[index].position).sort((one, other) => one - other);
   const usual = steps[Math.floor(steps.length / 2)] ?? 0;
   const found = [[]];
-  points.forEach((point, at) => {
-    if (at && point.place - points[at - 1].place > 4 * usual) found.push([]);
+  points.forEach((point, index) => {
+    if (index && point.position - points[index - 1].position > 4 * usual) found.push([]);
     if (point.value === null) found.push([]);
     else found.at(-1).push(point);
   });
@@ -50,9 +50,9 @@ function lines(points) {
 }
 
 function axes(x, y, unit) {
-  const ticks = (s, wanted) => {
-    const step = niceStep((s.to - s.from) / wanted);
-    return Array.from({ length: wanted + 2 }, (_, at) => (Math.ceil(s.from / step) + at) * step).filter((value) => value <= s.to + step / 1000);
+  const ticks = (s, count) => {
+    const step = niceStep((s.to - s.from) / count);
+    return Array.from({ length: count + 2 }, (_, index) => (Math.ceil(s.from / step) + index) * step).filter((value) => value <= s.to + step / 1000);
   };
   const across = ticks(y, 4).flatMap((value) => [
     draw("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }),
@@ -71,21 +71,21 @@ function niceStep(rough) {
 
 function explain(points) {
   const used = points.filter(({ isUsed }) => isUsed).length;
-  return used ? `${used} of ${points.length} bands, marked below the curve, are used by the bundle.` : "";
+  return used ? `The bundle uses ${used} of ${points.length} bands, which are marked below the curve.` : "";
 }
 
-function wordsOf(known, unit) {
+function description(known, unit) {
   const highest = known.reduce((best, point) => (point.value > best.value ? point : best));
-  const [low, high] = ends(known.map(({ value }) => value));
-  const [first, last] = ends(known.map(({ place }) => place));
+  const [low, high] = extent(known.map(({ value }) => value));
+  const [first, last] = extent(known.map(({ position }) => position));
   const of = unit ? `${short(first)} to ${short(last)} nm` : `${known.length} bands`;
-  return `Spectrum over ${of}: values from ${short(low)} to ${short(high)}, highest at ${unit ? `${short(highest.place)} nm` : `band ${highest.band}`}`;
+  return `Spectrum over ${of}: values from ${short(low)} to ${short(high)}, highest at ${unit ? `${short(highest.position)} nm` : `band ${highest.band}`}`;
 }
 
-function hover(svg, known, x, tell) {
+function hover(svg, known, x, show) {
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
-    const at = ((event.clientX - box.left) / box.width) * WIDTH;
-    tell(known.reduce((best, point) => (Math.abs(x(point.place) - at) < Math.abs(x(best.place) - at) ? point : best)));
+    const pointerX = ((event.clientX - box.left) / box.width) * WIDTH;
+    show(known.reduce((best, point) => (Math.abs(x(point.position) - pointerX) < Math.abs(x(best.position) - pointerX) ? point : best)));
   });
 }

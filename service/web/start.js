@@ -1,15 +1,15 @@
-// The start: drop a scene, choose how it is mapped, and the list of jobs.
+// The start view: the upload form and the list of jobs.
 
 import { documentOf, newIdempotencyKey, sendScene } from "./api.js";
-import { makeChoices } from "./choices.js";
 import { announce, bytes, make, problemBox } from "./dom.js";
 import { showJobs } from "./jobs.js";
-import { judge } from "./scene_files.js";
+import { makeOptions } from "./options.js";
+import { checkFiles } from "./scene_files.js";
 
-let sending = null; // the progress of an upload, which goes on while another view is looked at
-let unsaid = []; // what came of it meanwhile
+let upload = null; // the upload's progress; the upload continues while another view is shown
+let pendingErrors = []; // of an upload, until the start view shows them
 
-addEventListener("beforeunload", (event) => sending && event.preventDefault());
+addEventListener("beforeunload", (event) => upload && event.preventDefault());
 
 /** Fill `main` with the start view. */
 export async function showStart(main, signal) {
@@ -19,92 +19,92 @@ export async function showStart(main, signal) {
   card.append(make("h1", { id: "send-title", tabindex: "-1" }, "Map a hyperspectral scene"));
   const models = await documentOf("models", { signal });
   if (signal.aborted) return;
-  makeSender(card, models, signal);
+  makeUploadForm(card, models, signal);
   await showJobs(jobs, signal);
 }
 
-function makeSender(section, models, signal) {
+function makeUploadForm(section, models, signal) {
   let files = [];
-  let isWhole = false;
+  let isComplete = false;
   let idempotencyKey = newIdempotencyKey();
   const input = make("input", { type: "file", id: "files", multiple: true, class: "unseen" });
   const list = make("ul", { class: "files", "aria-label": "Chosen files" });
-  const words = make("p", { class: "verdict", id: "verdict", role: "status" });
+  const check = make("p", { class: "file-check", id: "file-check", role: "status" });
   const send = make("button", { type: "submit", class: "main", disabled: true }, "Map it");
-  const trouble = make("div", { class: "trouble" });
-  const choices = makeChoices(models);
+  const status = make("div", { class: "upload-status" });
+  const options = makeOptions(models);
   const drop = make(
     "div",
     { class: "drop" },
     make("p", { class: "drop-title" }, "Drop a GeoTIFF here, or an ENVI data file with its header"),
     make("p", {}, input, make("label", { for: "files", class: "button" }, "Choose files")),
     list,
-    words,
+    check,
   );
-  const form = make("form", { class: "sender" }, drop, choices.element, make("div", { class: "actions" }, send), trouble);
+  const form = make("form", { class: "upload-form" }, drop, options.element, make("div", { class: "actions" }, send), status);
 
-  async function choose(added) {
-    if (sending) return;
+  async function addFiles(added) {
+    if (upload) return;
     const names = new Set(added.map((file) => file.name));
-    await settle([...files.filter((file) => !names.has(file.name)), ...added]);
+    await setFiles([...files.filter((file) => !names.has(file.name)), ...added]);
   }
-  async function settle(chosen) {
+  async function setFiles(chosen) {
     files = chosen;
     idempotencyKey = newIdempotencyKey();
-    const verdict = await judge(files);
-    if (files !== chosen) return; // more was dropped meanwhile
-    list.replaceChildren(...files.map((file) => fileLine(file, () => settle(files.filter((other) => other !== file)))));
-    words.textContent = verdict.text;
-    words.className = `verdict${verdict.isWrong ? " wrong" : ""}`;
-    isWhole = verdict.isWhole;
-    send.disabled = !isWhole || Boolean(sending);
-    if (!sending) trouble.replaceChildren();
+    const result = await checkFiles(files);
+    if (files !== chosen) return; // more files were added during the check
+    list.replaceChildren(...files.map((file) => fileItem(file, () => setFiles(files.filter((other) => other !== file)))));
+    check.textContent = result.text;
+    check.className = `file-check${result.isInvalid ? " invalid" : ""}`;
+    isComplete = result.isComplete;
+    send.disabled = !isComplete || Boolean(upload);
+    if (!upload) status.replaceChildren();
   }
   input.addEventListener("change", () => {
-    choose([...input.files]);
+    addFiles([...input.files]);
     input.value = ""; // so that the same file can be chosen again
   });
-  acceptDrops(drop, choose, signal);
+  acceptDrops(drop, addFiles, signal);
   form.addEventListener("change", () => (idempotencyKey = newIdempotencyKey()));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const stop = new AbortController();
-    sending = uploadProgress(files, () => stop.abort());
-    showSending();
+    upload = uploadProgress(files, () => stop.abort());
+    showUpload();
     let job = null;
-    const said = [];
+    const errors = [];
     try {
-      job = await sendScene(files, choices.read(), idempotencyKey, sending.show, stop.signal);
+      job = await sendScene(files, options.read(), idempotencyKey, upload.show, stop.signal);
     } catch (error) {
-      if (error.name !== "AbortError") said.push(problemBox(error.message));
+      if (error.name !== "AbortError") errors.push(problemBox(error.message));
     }
-    sending = null;
-    unsaid = said;
+    upload = null;
+    pendingErrors = errors;
     announce(job ? `${job.scene} was sent` : "");
     document.dispatchEvent(new CustomEvent("sent", { detail: job }));
   });
-  function showSending() {
-    trouble.replaceChildren(sending.element);
+  function showUpload() {
+    status.replaceChildren(upload.element);
     form.classList.add("busy");
-    drop.inert = choices.element.inert = true;
+    drop.inert = options.element.inert = true;
     send.disabled = true;
-    sending.words.focus();
+    upload.text.focus();
   }
   function showEnd(job) {
     form.classList.remove("busy");
-    drop.inert = choices.element.inert = false;
-    send.disabled = !isWhole;
-    if (trouble.contains(document.activeElement)) (isWhole ? send : input).focus();
-    trouble.replaceChildren(...unsaid.splice(0));
+    drop.inert = options.element.inert = false;
+    send.disabled = !isComplete;
+    if (status.contains(document.activeElement)) (isComplete ? send : input).focus();
+    status.replaceChildren(...pendingErrors.splice(0));
     if (job) location.hash = `#/jobs/${job.jobID}`;
   }
-  document.addEventListener("sent", ({ detail }) => showEnd(detail), { signal }); // whichever form is shown then
-  if (sending) showSending();
+  document.addEventListener("sent", ({ detail }) => showEnd(detail), { signal }); // also for a form created since then
+  if (upload) showUpload();
   else showEnd(null);
   section.append(form);
 }
 
-function fileLine(file, remove) {
+function fileItem(file, remove) {
   return make(
     "li",
     {},
@@ -114,33 +114,33 @@ function fileLine(file, remove) {
   );
 }
 
-/** Files may be dropped anywhere on the page: beside the box, a browser would open them instead. */
-function acceptDrops(box, choose, signal) {
-  const isFiles = (event) => event.dataTransfer?.types.includes("Files");
-  const on = (kind, react) =>
-    addEventListener(kind, (event) => isFiles(event) && (event.preventDefault(), react(event)), { signal });
+/** Accept dropped files anywhere on the page; outside of the box, the browser would open them. */
+function acceptDrops(box, addFiles, signal) {
+  const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
+  const on = (type, handle) =>
+    addEventListener(type, (event) => hasFiles(event) && (event.preventDefault(), handle(event)), { signal });
   on("dragover", () => box.classList.add("over"));
   on("dragleave", (event) => event.relatedTarget === null && box.classList.remove("over"));
   on("drop", (event) => {
     box.classList.remove("over");
-    choose([...event.dataTransfer.files]);
+    addFiles([...event.dataTransfer.files]);
   });
 }
 
 function uploadProgress(files, stop) {
   const total = files.reduce((sum, file) => sum + file.size, 0);
   const bar = make("progress", { max: 1, value: 0, "aria-labelledby": "sent" });
-  const words = make("p", { id: "sent", tabindex: "-1" }, "Sending …");
-  const began = performance.now();
+  const text = make("p", { id: "sent", tabindex: "-1" }, "Sending …");
+  const started = performance.now();
   return {
-    words,
-    element: make("div", { class: "progress" }, words, bar, make("button", { type: "button", class: "plain", onclick: stop }, "Stop sending")),
+    text,
+    element: make("div", { class: "progress" }, text, bar, make("button", { type: "button", class: "plain", onclick: stop }, "Stop sending")),
     show(share) {
       bar.value = share;
-      const speed = (total * share * 1000) / (performance.now() - began);
-      words.textContent =
-        share < 1 ? `Sent ${bytes(total * share)} of ${bytes(total)}, ${bytes(speed)} a second` : "Sent; the server looks at the scene …";
-      if (share >= 1) announce("Sent; the server looks at the scene");
+      const speed = (total * share * 1000) / (performance.now() - started);
+      text.textContent =
+        share < 1 ? `Sent ${bytes(total * share)} of ${bytes(total)}, ${bytes(speed)} per second` : "Sent; the server is checking the scene …";
+      if (share >= 1) announce("Sent; the server is checking the scene");
     },
   };
 }

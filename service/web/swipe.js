@@ -1,11 +1,11 @@
-// The line between scene and map: for pointers, and for arrow keys.
+// The swipe line between scene and map, moved by pointer or arrow keys.
 
 import { make } from "./dom.js";
 
 const L = window.L;
 const STEPS = { ArrowLeft: -0.02, ArrowRight: 0.02, ArrowDown: -0.02, ArrowUp: 0.02, PageDown: -0.1, PageUp: 0.1, Home: -1, End: 1 };
 
-/** Shows a pane of a Leaflet map on the right side of a line. */
+/** Shows a pane of a Leaflet map only to the right of a line. */
 export class Swipe {
   constructor(map, pane) {
     this._map = map;
