@@ -1,4 +1,4 @@
-"""The application: wires settings, store, workers and calls together, and does nothing else."""
+"""The application: connects settings, store, workers and routes."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import logs
-from service.api import classify, examples, health, jobs, models, processes, scenes, tiles
-from service.api.context import OwnerDep, Service
-from service.api.openapi import install_openapi
-from service.api.page import add_page
-from service.api.problems import add_handlers, problems
-from service.api.processes import OPENAPI_TYPE
-from service.api.watch import Watch
-from service.errors import OptionsUnusable, OutputUnwritable
-from service.jobs.admission import Admission
-from service.jobs.disk import sweep
-from service.jobs.inspector import Inspector
-from service.jobs.layers import Layers
-from service.jobs.models import Models, load_models
-from service.jobs.records import new_id
-from service.jobs.store import Store, StoreUnusable
-from service.jobs.supervisor import Supervisor
-from service.jobs.views import Views
-from service.settings import Settings
+from hyperscene.errors import OptionsUnusable, OutputUnwritable
+from hyperscene.service import logs
+from hyperscene.service.api import classify, examples, health, jobs, models, processes, scenes, tiles
+from hyperscene.service.api.context import OwnerDep, Service
+from hyperscene.service.api.job_watcher import JobWatcher
+from hyperscene.service.api.openapi import install_openapi
+from hyperscene.service.api.page import add_page
+from hyperscene.service.api.problems import add_exception_handlers, problems
+from hyperscene.service.api.processes import OPENAPI_TYPE
+from hyperscene.service.jobs.admission import Admission
+from hyperscene.service.jobs.database import StoreUnusable
+from hyperscene.service.jobs.disk import sweep
+from hyperscene.service.jobs.inspector import Inspector
+from hyperscene.service.jobs.layers import LayerReader
+from hyperscene.service.jobs.models import Models, load_models
+from hyperscene.service.jobs.previews import Previews
+from hyperscene.service.jobs.records import new_id
+from hyperscene.service.jobs.store import Store
+from hyperscene.service.jobs.supervisor import Supervisor
+from hyperscene.service.settings import Settings
 
 log = logging.getLogger("hyperscene.api")
 
@@ -48,29 +49,29 @@ DESCRIPTION = """Maps whole hyperspectral scenes: send a GeoTIFF or ENVI cube, g
     curl -F scene=@scene.tif http://localhost:8000/classify -o classes.tif
 """
 TAGS = [
-    {"name": "maps", "description": "A scene in, its map out"},
+    {"name": "maps", "description": "Upload a scene, get its map"},
     {"name": "scenes", "description": "Upload once, map often"},
     {"name": "jobs", "description": "Status, progress, results"},
-    {"name": "tiles", "description": "Maps for browsers and QGIS, and single pixels"},
-    {"name": "models", "description": "What can be asked for"},
+    {"name": "tiles", "description": "Map tiles for browsers and QGIS, and single pixels"},
+    {"name": "models", "description": "The registered bundles"},
     {"name": "OGC API - Processes", "description": "Version 1.0: core, json, oas30, job-list, dismiss"},
-    {"name": "health", "description": "For people, probes and Prometheus"},
+    {"name": "health", "description": "State of the service for people, probes and Prometheus"},
 ]
-EXPIRE_EVERY_S = 60.0
+EXPIRY_INTERVAL_S = 60.0
 EXPOSED_HEADERS = [
     "Accept-Ranges", "Content-Range", "Content-Length", "ETag", "Link", "Location", "Preference-Applied", "Retry-After",
     "X-Request-ID",
 ]  # fmt: skip
 
 
-def create_app(settings: Settings | None = None, foundation: Foundation | None = None) -> FastAPI:
-    """An app with a service of its own, which begins and ends with it."""
+def create_app(settings: Settings | None = None, resources: Resources | None = None) -> FastAPI:
+    """An app whose service starts and stops with it."""
     settings = settings or Settings()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with lay_foundation(settings) if foundation is None else nullcontext(foundation) as laid:
-            async with running_service(settings, laid) as (service, supervisor):
+        with open_resources(settings) if resources is None else nullcontext(resources) as held:
+            async with running_service(settings, held) as (service, supervisor):
                 app.state.service, app.state.supervisor = service, supervisor
                 yield
 
@@ -84,12 +85,12 @@ def create_app(settings: Settings | None = None, foundation: Foundation | None =
         docs_url=None,
         redoc_url=None,
     )
-    add_handlers(app)
+    add_exception_handlers(app)
     for part in (classify, scenes, jobs, tiles, models, processes, health):
         app.include_router(part.router)
     _serve_openapi(app)
     add_page(app)
-    install_openapi(app, wants_keys=bool(settings.api_keys))
+    install_openapi(app, requires_keys=bool(settings.api_keys))
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -117,13 +118,13 @@ def _serve_openapi(app: FastAPI) -> None:
         },
     )
     async def api(owner: OwnerDep) -> JSONResponse:
-        """Every call, with examples."""
+        """All routes, with examples."""
         return JSONResponse(app.openapi(), media_type=OPENAPI_TYPE)
 
 
 @dataclass(frozen=True)
-class Foundation:
-    """What has to be sound before anything is served."""
+class Resources:
+    """What is opened and checked before the server starts."""
 
     inspector: Inspector
     models: Models
@@ -131,13 +132,13 @@ class Foundation:
 
 
 @contextmanager
-def lay_foundation(settings: Settings) -> Generator[Foundation, None, None]:
-    """The data folder, held by this server alone, the store in it, and every bundle read; or the reason why not."""
-    with _held_folder(settings):
+def open_resources(settings: Settings) -> Generator[Resources, None, None]:
+    """Lock the data folder, open its store and read all bundles; raises if one of them cannot be used."""
+    with _locked_data_folder(settings):
         inspector = Inspector()
         try:
-            found = load_models(settings.bundles, settings.model, inspector.look_at_bundle)
-            yield Foundation(inspector, found, _open_store(settings))
+            found = load_models(settings.bundles, settings.model, inspector.inspect_bundle)
+            yield Resources(inspector, found, _open_store(settings))
         finally:
             inspector.close()
 
@@ -145,14 +146,14 @@ def lay_foundation(settings: Settings) -> Generator[Foundation, None, None]:
 def _open_store(settings: Settings) -> Store:
     if not settings.database.exists() and any(any((settings.data / name).iterdir()) for name in ("scenes", "jobs")):
         raise StoreUnusable(
-            f"{settings.data} holds scenes or jobs, but no {settings.database.name} that says whose they are: put it "
-            "back, or use another data folder"
+            f"{settings.data} holds scenes or jobs, but {settings.database.name} is missing: restore it, or use "
+            "another data folder"
         )
     return Store(settings.database)
 
 
 @contextmanager
-def _held_folder(settings: Settings) -> Generator[None, None, None]:
+def _locked_data_folder(settings: Settings) -> Generator[None, None, None]:
     try:
         for name in ("scenes", "jobs", "incoming"):
             (settings.data / name).mkdir(parents=True, exist_ok=True)
@@ -172,42 +173,42 @@ def _held_folder(settings: Settings) -> Generator[None, None, None]:
 
 
 @asynccontextmanager
-async def running_service(settings: Settings, laid: Foundation) -> AsyncIterator[tuple[Service, Supervisor]]:
-    """The service with its workers; what an earlier server left is taken up."""
-    # As many threads as uploads may be looked at or flushed to disk at once, and some for what is quick.
-    pool = ThreadPoolExecutor(settings.max_uploads + 32, "hyperscene-call")
+async def running_service(settings: Settings, resources: Resources) -> AsyncIterator[tuple[Service, Supervisor]]:
+    """The service with its workers; unfinished jobs of an earlier server are resumed."""
+    # A thread for each concurrent upload, and some for short tasks.
+    pool = ThreadPoolExecutor(settings.max_uploads + 32, "hyperscene-request")
     asyncio.get_running_loop().set_default_executor(pool)
-    supervisor = Supervisor(settings, laid.store, laid.models)
-    views = Views(settings, laid.store)
-    layers = Layers(settings, laid.store, laid.models, views)
-    admission = Admission(settings, laid.store, laid.models, laid.inspector, supervisor, views)
-    await asyncio.to_thread(supervisor.take_over)
-    await asyncio.to_thread(sweep, settings, laid.store)
-    watch = Watch(laid.store)
-    watch.start()
+    supervisor = Supervisor(settings, resources.store, resources.models)
+    previews = Previews(settings, resources.store)
+    layers = LayerReader(settings, resources.store, resources.models, previews)
+    admission = Admission(settings, resources.store, resources.models, resources.inspector, supervisor, previews)
+    await asyncio.to_thread(supervisor.release_jobs)
+    await asyncio.to_thread(sweep, settings, resources.store)
+    job_watcher = JobWatcher(resources.store)
+    job_watcher.start()
     supervisor.start()
     housekeeping = asyncio.create_task(_expire_forever(admission, settings))
     try:
-        yield Service(settings, laid.store, laid.models, admission, watch, layers), supervisor
+        yield Service(settings, resources.store, resources.models, admission, job_watcher, layers), supervisor
     finally:
         housekeeping.cancel()
-        watch.stop()
-        laid.inspector.close()
+        job_watcher.stop()
+        resources.inspector.close()
         await asyncio.to_thread(layers.close)
-        await asyncio.to_thread(views.close)
+        await asyncio.to_thread(previews.close)
         await asyncio.to_thread(supervisor.stop, settings.stop_s / 2)
 
 
 async def _expire_forever(admission: Admission, settings: Settings) -> None:
-    every_s = min(EXPIRE_EVERY_S, settings.keep_results_s / 4, settings.keep_scenes_s / 4)
+    interval_s = min(EXPIRY_INTERVAL_S, settings.keep_results_s / 4, settings.keep_scenes_s / 4)
     while True:
-        with suppress(Exception):  # a full disk, say: the next round may get through
+        with suppress(Exception):  # for example a full disk: the next attempt may succeed
             await asyncio.to_thread(admission.expire)
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(interval_s)
 
 
 class RequestLog:
-    """A line of log for every request, under an id that the answer carries too."""
+    """Logs every request with an id, which the response carries as X-Request-ID."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -216,24 +217,24 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        number = given if re.fullmatch(r"[A-Za-z0-9._-]{1,100}", given) else new_id()
-        token = logs.request_id.set(number)
-        began, status = time.perf_counter(), 0
+        received_id = Headers(scope=scope).get("x-request-id", "")
+        request_id = received_id if re.fullmatch(r"[A-Za-z0-9._-]{1,100}", received_id) else new_id()
+        token = logs.request_id.set(request_id)
+        started, status = time.perf_counter(), 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers["X-Request-ID"] = number
+                headers["X-Request-ID"] = request_id
                 headers["X-Content-Type-Options"] = "nosniff"
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
         finally:
-            facts: dict[str, Any] = {"method": scope["method"], "path": scope["path"], "status": status}
-            facts["ms"] = round(1000 * (time.perf_counter() - began), 1)
-            log.info("request", extra=facts)
+            fields: dict[str, Any] = {"method": scope["method"], "path": scope["path"], "status": status}
+            fields["ms"] = round(1000 * (time.perf_counter() - started), 1)
+            log.info("request", extra=fields)
             logs.request_id.reset(token)

@@ -1,4 +1,4 @@
-"""The command line: finds the command, turns refusals into one line, and knows nothing of what commands do."""
+"""The command line: dispatches to the commands and prints their errors in one line."""
 
 from __future__ import annotations
 
@@ -11,44 +11,45 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 
-from model.bundle import BundleRefused
-from model.spectra import BandMismatch
-from service.errors import ServiceError, WrongUsage
+from hyperscene.errors import ServiceError, WrongUsage
+from hyperscene.model.bundle import BundleRefused
+from hyperscene.model.spectra import BandMismatch
 
 DONE, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command's one-line help, and the extra that holds what it imports."""
+    """A command's help text, and the extra that installs its packages."""
 
     help: str
     extra: str
 
 
-# A command's module, service.commands.<name>, is imported when it is called: serving never loads torch.
+# The module service.commands.<name> is imported only when its command runs, so that serving never loads torch.
 COMMANDS = {
-    "demo": Command("serve, map a synthetic scene, and show what came of it", "cpu"),
+    "demo": Command("start a server, map a synthetic scene, and show the result", "cpu"),
     "classify": Command("map a scene: classes, probabilities, confidence", "cpu"),
     "serve": Command("run the service: POST a scene, get a map", "cpu"),
-    "worker": Command("lend this machine to a cluster that maps for a service", "cpu,cluster"),
-    "inspect": Command("show what is understood of a scene or a bundle", "cpu"),
+    "worker": Command("join a cluster that maps scenes for a service", "cpu,cluster"),
+    "inspect": Command("show the metadata of a scene or a bundle", "cpu"),
+    "doctor": Command("check this machine, and say how to fix what is broken", "cpu"),
     "bench": Command("measure this machine's speed, interleaved, as ratios", "cpu"),
-    "synth": Command("make a synthetic georeferenced scene with a known truth", "cpu"),
-    "train": Command("learn a bundle from a scene and a few labels", "train,cpu"),
-    "evaluate": Command("score a bundle on labelled pixels", "train,cpu"),
-    "study": Command("repeat the paper's experiments on a labelled scene, with a report", "train,cpu"),
+    "synth": Command("create a synthetic georeferenced scene with known classes", "cpu"),
+    "train": Command("train a bundle from a scene and a few labels", "train,cpu"),
+    "evaluate": Command("measure a bundle's accuracy on labelled pixels", "train,cpu"),
+    "study": Command("repeat the paper's experiments on a labelled scene, with a report", "train,study,cpu"),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 0 done, 1 refused or failed, 2 wrong usage, 130 stopped by Ctrl-C."""
+    """Run a command; returns 0 done, 1 refused or failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    with suppress(ValueError):  # not in a thread: there nobody is told to end
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing half-written is left
+    with suppress(ValueError):  # signal handlers can be set in the main thread only
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: unfinished files are removed
     try:
         status = _dispatch(arguments)
-        sys.stdout.flush()  # here, where a full disk can still be told
+        sys.stdout.flush()  # raises here, where the error can be printed, if the disk is full
         return status
     except (ServiceError, BundleRefused, BandMismatch) as error:
         print(f"hyperscene: {_one_line(str(error))}", file=sys.stderr)
@@ -56,10 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("hyperscene: stopped", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+    except BrokenPipeError:  # the reader of standard output ended, for example `| head`
         sys.stderr.close()
         return FAILED
-    except OSError as error:  # standard output on a full disk, say
+    except OSError as error:  # for example standard output on a full disk
         print(f"hyperscene: {_one_line(str(error))}", file=sys.stderr)
         return FAILED
 
@@ -75,10 +76,15 @@ def _dispatch(arguments: list[str]) -> int:
         )
         if name == chosen:
             try:
-                module = import_module(f"service.commands.{name}")
+                module = import_module(f"hyperscene.service.commands.{name}")
             except ModuleNotFoundError as error:
                 raise MissingExtra(
                     f"{name} needs the package {error.name}: pip install 'hyperscene[{command.extra}]'"
+                ) from error
+            except ImportError as error:  # a package that is installed but damaged
+                raise MissingExtra(
+                    f"{error.name or 'a package'} cannot be imported ({error}): reinstall it, pip install "
+                    f"--force-reinstall 'hyperscene[{command.extra}]'"
                 ) from error
             module.add_options(options)
             options.set_defaults(run=module.run, typed=tuple(arguments))
@@ -88,7 +94,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 class MissingExtra(ServiceError):
-    """A command whose packages were not installed."""
+    """A package that the command needs is not installed."""
 
     code = "missing_extra"
     status = 500

@@ -1,4 +1,4 @@
-"""A server's client: sends a scene, watches its job, and brings the results home."""
+"""A client of the service: uploads a scene, waits for its job, and downloads the results."""
 
 from __future__ import annotations
 
@@ -13,32 +13,35 @@ from uuid import uuid4
 
 import httpx
 
-from service.errors import NotReady, OutputUnwritable, ServiceError, error_of
-from service.mapping.classify import Report
-from service.mapping.pipeline import RESULTS, MapOptions, move_results, require_own_place, workplace
-from service.mapping.scenes import scene_files
+from hyperscene.errors import NotReady, OutputUnwritable, ServiceError, error_from_code
+from hyperscene.service.mapping.options import MapOptions
+from hyperscene.service.mapping.output import RESULTS, check_output, move_results, temporary_output
+from hyperscene.service.mapping.scene_files import scene_files
 
 POLL_S = 0.3
-PATIENCE_S = 120.0  # without a word from the server, once it has the job
+OUTAGE_S = 120.0  # how long the server may be unreachable once it has accepted the job
 CONNECT_S = 10.0
 BUSY = (429, 503)
-PASSING = (502, 503, 504)  # of a proxy, or a server that starts anew
+TRANSIENT = (502, 503, 504)  # from a proxy, or from a server that restarts
 SUBMIT_S = 1800.0
+MAX_ATTEMPTS = 1000
+MAX_BROKEN = 2  # connections that break during the upload
 
-Say = Callable[[str], None]
+Print = Callable[[str], None]
+Report = Callable[[int, int], None]  # done, total
 
 
 class Client:
-    """A server, and the key to it."""
+    """A connection to a server with an optional API key."""
 
-    def __init__(self, server: str, api_key: str | None = None, say: Say = print) -> None:
+    def __init__(self, server: str, api_key: str | None = None, print_message: Print = print) -> None:
         headers = [(b"X-API-Key", api_key.encode())] if api_key else []
         try:
             self._http = httpx.Client(base_url=server, headers=headers, timeout=httpx.Timeout(60, connect=CONNECT_S))
         except (httpx.InvalidURL, ValueError) as error:
-            raise NotReady(f"{server} is no address ({error}): give one like http://localhost:8000") from error
+            raise NotReady(f"{server} is not a valid URL ({error}): use one like http://localhost:8000") from error
         self._server = server
-        self._say = say
+        self._print = print_message
 
     def __enter__(self) -> Client:
         return self
@@ -47,14 +50,14 @@ class Client:
         self._http.close()
 
     def map_scene(
-        self, scene: Path, output: Path, model: str | None, options: MapOptions, report: Report, sent: Report
+        self, scene: Path, output: Path, model: str | None, options: MapOptions, report: Report, report_upload: Report
     ) -> dict[str, Any]:
-        """Map a scene on the server into the same files as without one; answers the summary."""
+        """Map a scene on the server; writes the same files as `map_scene` without one and returns the summary."""
         files = scene_files(scene)
         for file in files:
-            require_own_place(file, output)
-        with workplace(output) as folder:
-            job = self._submit(files, _form(model, options), sent)
+            check_output(file, output)
+        with temporary_output(output) as folder:
+            job = self._submit(files, _form(model, options), report_upload)
             try:
                 self._wait(job, report)
                 for name in RESULTS:
@@ -66,29 +69,29 @@ class Client:
             move_results(folder, output)
         return summary
 
-    def _submit(self, files: list[Path], form: dict[str, str], sent: Report) -> str:
-        """The new job's id. Sent again where the connection broke: the key makes it one job."""
+    def _submit(self, files: list[Path], form: dict[str, str], report_upload: Report) -> str:
+        """Upload the scene and return the job's id. The idempotency key allows to repeat a broken upload."""
         headers = {"Prefer": "respond-async", "Idempotency-Key": uuid4().hex}
         total = sum(file.stat().st_size for file in files)
-        # A large file is flushed to the server's disk and looked at before there is an answer.
+        # The server writes a large file to disk and inspects it before it responds.
         timeout = httpx.Timeout(SUBMIT_S, connect=CONNECT_S)
         broken = 0
-        for _ in range(1000):
-            with _opened(files, total, sent) as parts, self._told():
+        for _ in range(MAX_ATTEMPTS):
+            with _opened(files, total, report_upload) as parts, self._as_not_ready():
                 try:
-                    answer = self._http.post("/classify", files=parts, data=form, headers=headers, timeout=timeout)
+                    response = self._http.post("/classify", files=parts, data=form, headers=headers, timeout=timeout)
                 except httpx.TransportError:
                     broken += 1
-                    if broken > 2:
+                    if broken > MAX_BROKEN:
                         raise
                     time.sleep(1)
                     continue
-            if answer.status_code in BUSY and "retry-after" in answer.headers:
-                self._say(f"the server is busy ({_detail(answer)})")
-                time.sleep(_seconds(answer.headers["retry-after"]))
+            if response.status_code in BUSY and "retry-after" in response.headers:
+                self._print(f"the server is busy ({_detail(response)})")
+                time.sleep(_seconds(response.headers["retry-after"]))
                 continue
-            return str(_document(answer)["jobID"])
-        raise NotReady(f"{self._server} stays busy: try again later")
+            return str(_document(response)["jobID"])
+        raise NotReady(f"{self._server} is still busy: try again later")
 
     def _wait(self, job: str, report: Report) -> None:
         while True:
@@ -98,27 +101,27 @@ class Client:
             if status["status"] == "successful":
                 return
             if status["status"] == "failed":
-                raise error_of(status["problem"]["code"], status["problem"]["detail"])
+                raise error_from_code(status["problem"]["code"], status["problem"]["detail"])
             if status["status"] == "dismissed":
-                raise NotReady(f"the job {job} was dismissed by somebody else: send the scene again")
+                raise NotReady(f"the job {job} was dismissed by another client: send the scene again")
             time.sleep(POLL_S)
 
     def _get(self, job: str, path: str, target: Path | None = None) -> httpx.Response:
-        """An answer, into a file if there is one. A server that starts anew, or a line that breaks, is waited for."""
-        began = heard = time.monotonic()
+        """A response, written to `target` if given. Retries while the server restarts or the connection is broken."""
+        started = connected = time.monotonic()
         while True:
-            with self._told(job):
+            with self._as_not_ready(job):
                 try:
-                    with self._http.stream("GET", path) as answer:
-                        heard = time.monotonic()
-                        if target is not None and answer.is_success:
-                            _write(answer, target)
+                    with self._http.stream("GET", path) as response:
+                        connected = time.monotonic()
+                        if target is not None and response.is_success:
+                            _write(response, target)
                         else:
-                            answer.read()
-                    if answer.status_code not in PASSING or time.monotonic() - began > PATIENCE_S:
-                        return answer
+                            response.read()
+                    if response.status_code not in TRANSIENT or time.monotonic() - started > OUTAGE_S:
+                        return response
                 except httpx.TransportError:
-                    if time.monotonic() - heard > PATIENCE_S:
+                    if time.monotonic() - connected > OUTAGE_S:
                         raise
             time.sleep(1)
 
@@ -129,21 +132,21 @@ class Client:
         try:
             self._http.delete(f"/jobs/{job}")
         except httpx.HTTPError:
-            self._say(f"the job {job} could not be dismissed and goes on at {self._server}")
+            self._print(f"the job {job} could not be dismissed and continues on {self._server}")
 
     @contextmanager
-    def _told(self, job: str | None = None) -> Generator[None, None, None]:
-        """What goes wrong on the way, in one line."""
+    def _as_not_ready(self, job: str | None = None) -> Generator[None, None, None]:
+        """Turn connection errors into NotReady."""
         try:
             yield
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
-            remedy = f"its job and results are kept, see {self._server}/jobs/{job}" if job else "check the address"
+            remedy = f"the server keeps the job, see {self._server}/jobs/{job}" if job else "check the URL"
             raise NotReady(f"{self._server} cannot be reached ({reason}): {remedy}") from error
 
 
-class _Counted(io.FileIO):
-    """A file that tells how much of it was read."""
+class _CountingFile(io.FileIO):
+    """A file that reports the bytes read."""
 
     def __init__(self, path: Path, advance: Callable[[int], None]) -> None:
         super().__init__(path, "rb")
@@ -156,15 +159,15 @@ class _Counted(io.FileIO):
 
 
 @contextmanager
-def _opened(files: list[Path], total: int, sent: Report) -> Generator[list[tuple[str, Any]], None, None]:
+def _opened(files: list[Path], total: int, report: Report) -> Generator[list[tuple[str, Any]], None, None]:
     done = 0
 
     def advance(amount: int) -> None:
         nonlocal done
         done += amount
-        sent(done, total)
+        report(done, total)
 
-    opened = [_Counted(path, advance) for path in files]
+    opened = [_CountingFile(path, advance) for path in files]
     try:
         yield [("scene", (path.name, file)) for path, file in zip(files, opened, strict=True)]
     finally:
@@ -179,46 +182,48 @@ def _form(model: str | None, options: MapOptions) -> dict[str, str]:
     return form | ({"model": model} if model else {})
 
 
-def _write(answer: httpx.Response, target: Path) -> None:
+def _write(response: httpx.Response, target: Path) -> None:
     try:
         with target.open("wb") as file:
-            for chunk in answer.iter_bytes(1 << 20):
+            for chunk in response.iter_bytes(1 << 20):
                 file.write(chunk)
     except OSError as error:
         raise OutputUnwritable(f"{target.name} cannot be written ({error.strerror}): free the disk") from error
 
 
 def _seconds(retry_after: str) -> float:
-    """Retry-After in seconds; it may be a date, which is not worth reading."""
+    """Retry-After in seconds; 10 if it is a date."""
     return min(60.0, float(retry_after)) if retry_after.isascii() and retry_after.isdigit() else 10.0
 
 
-def _document(answer: httpx.Response) -> dict[str, Any]:
-    """A job's document, or the refusal."""
-    _require_success(answer)
+def _document(response: httpx.Response) -> dict[str, Any]:
+    """A job's document; raises the error of an error response."""
+    _require_success(response)
     try:
-        document: dict[str, Any] = answer.json()
+        document: dict[str, Any] = response.json()
         if "jobID" in document:
             return document
     except (ValueError, TypeError):
         pass
-    raise NotReady("the answer is not that of a hyperscene server: check the address")
+    raise NotReady("the response is not from a hyperscene server: check the URL")
 
 
-def _detail(answer: httpx.Response) -> str:
+def _detail(response: httpx.Response) -> str:
     try:
-        return str(answer.json()["detail"])
+        return str(response.json()["detail"])
     except (ValueError, KeyError, TypeError):
-        return f"status {answer.status_code}"
+        return f"status {response.status_code}"
 
 
-def _require_success(answer: httpx.Response) -> None:
-    """Raise what the server refused with, in its own words."""
-    if answer.is_success:
+def _require_success(response: httpx.Response) -> None:
+    """Raise the error of an error response, with the server's message."""
+    if response.is_success:
         return
     try:
-        problem = answer.json()
-        error: ServiceError = error_of(problem["code"], problem["detail"])
+        problem = response.json()
+        error: ServiceError = error_from_code(problem["code"], problem["detail"])
     except (ValueError, KeyError, TypeError):
-        error = NotReady(f"the server answered {answer.status_code} {answer.reason_phrase}: is it a hyperscene server?")
+        error = NotReady(
+            f"the server responded with {response.status_code} {response.reason_phrase}: is it a hyperscene server?"
+        )
     raise error

@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line on standard error, with the request's and the job's id."""
+"""Logs on standard error: one JSON object per line, with the ids of the request and the job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_logs(level: str) -> None:
-    """Send everything that is logged in this process to standard error, as JSON."""
+    """Send all logs of this process to standard error as JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)

@@ -1,4 +1,4 @@
-"""Every setting of the service: a flag of `serve`, a HYPERSCENE_ variable, and a line of help, from one table."""
+"""The settings of the service; each is an option of `serve`, a HYPERSCENE_ variable and a line of help."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Annotated, Any
 from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from service.mapping.engines import DEVICES
-from service.mapping.remote import check_beginning
-from service.mapping.scenes import Limits
+from hyperscene.service.mapping.devices import DEVICES
+from hyperscene.service.mapping.limits import Limits
+from hyperscene.service.mapping.remote import check_url_prefix
 
 WEEK_S, CENTURY_S = 7 * 86400, 100 * 365 * 86400
-VIEWS_FOLDER = "views"  # in a scene's
+PREVIEWS_FOLDER = "views"  # in a scene's folder
 
 Words = Annotated[tuple[str, ...], NoDecode]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode]
 
 
 class Settings(BaseSettings):
-    """What an operator may set; sizes read as 20GB, 512MiB or plain bytes."""
+    """All settings; sizes are given as 20GB, 512MiB or plain bytes."""
 
     model_config = SettingsConfigDict(env_prefix="HYPERSCENE_", frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -30,26 +30,26 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     data: Path = Field(Path("hyperscene-data"), description="folder for uploads, jobs and results")
     bundles: Path | None = Field(None, description="folder of .onnx bundles to serve (the demo bundle)")
-    model: str | None = Field(None, description="bundle for requests that name none (the first by name)")
+    model: str | None = Field(None, description="default bundle (the first by name)")
     device: str = Field(
         "auto",
-        description="devices, a worker process each: auto, cpu, openvino, cuda, cuda:1, tensorrt; with commas between",
+        description="comma-separated devices, each with a worker process: auto, cpu, openvino, cuda, cuda:1, tensorrt",
     )
-    threads: int = Field(0, ge=0, description="threads of all workers on processors together, a count (all cores)")
-    batch: int = Field(0, ge=0, description="patches a call, a count (16, or 256 on a GPU)")
-    strip_px: int = Field(0, ge=0, description="rows of a strip, the unit of checkpoints, in pixels (by memory)")
+    threads: int = Field(0, ge=0, description="number of threads of all CPU workers together (all cores)")
+    batch: int = Field(0, ge=0, description="patches in a batch (16, or 256 on a GPU)")
+    strip_px: int = Field(0, ge=0, description="height of a strip, the unit of checkpoints, in pixels (by memory)")
 
     max_upload_bytes: ByteSize = Field(ByteSize(50 * 10**9), gt=0, description="largest upload, in bytes")
     max_unpacked_bytes: ByteSize = Field(ByteSize(500 * 10**9), gt=0, description="largest scene, unpacked, in bytes")
     max_header_bytes: ByteSize = Field(ByteSize(16 * 10**6), gt=0, description="longest ENVI header, in bytes")
     max_pixels: int = Field(1_000_000_000, gt=0, description="largest scene, in pixels")
-    max_bands: int = Field(2_000, gt=0, description="most bands of a scene, a count")
-    max_waiting: int = Field(100, gt=0, description="most jobs that wait, a count; more are told to come back")
-    max_uploads: int = Field(32, gt=0, description="most uploads at a time, a count")
-    upload_idle_s: float = Field(60, gt=0, description="longest silence within an upload, in seconds")
+    max_bands: int = Field(2_000, gt=0, description="largest number of bands of a scene")
+    max_waiting: int = Field(100, gt=0, description="largest number of waiting jobs; more are refused")
+    max_uploads: int = Field(32, gt=0, description="largest number of uploads at the same time")
+    upload_idle_s: float = Field(60, gt=0, description="longest pause within an upload, in seconds")
     upload_s: float = Field(6 * 3600, gt=0, description="longest upload, in seconds")
     headers_after_s: float = Field(
-        5, ge=0, description="a caller who waits for a map gets its headers after so many seconds, the map later"
+        5, ge=0, description="seconds until a request that waits for a map gets its response headers; the map follows"
     )
     keep_results_s: float = Field(
         7 * 86400, gt=0, le=CENTURY_S, description="how long jobs and results are kept, in seconds"
@@ -58,33 +58,35 @@ class Settings(BaseSettings):
         7 * 86400, gt=0, le=CENTURY_S, description="how long uploaded scenes are kept, in seconds"
     )
     min_free_bytes: ByteSize = Field(
-        ByteSize(10**9), ge=0, description="free disk below which no work is taken, in bytes"
+        ByteSize(10**9), ge=0, description="free disk space below which no work is accepted, in bytes"
     )
-    lease_s: float = Field(15, ge=2, description="silence after which a worker counts as dead, in seconds")
-    stall_s: float = Field(900, gt=0, description="silence of the network after which a worker is ended, in seconds")
+    lease_s: float = Field(15, ge=2, description="time without a heartbeat until a worker counts as dead, in seconds")
+    stall_s: float = Field(900, gt=0, description="time without progress until a worker is ended, in seconds")
     stop_s: float = Field(8, gt=0, description="longest shutdown, in seconds")
 
     cluster: str | None = Field(
-        None, description="scheduler of a Dask cluster that computes, tcp://HOST:PORT or tls://HOST:PORT (none)"
+        None, description="scheduler of the Dask cluster that runs the jobs, tcp://HOST:PORT or tls://HOST:PORT (none)"
     )
-    cluster_jobs: int = Field(2, gt=0, description="jobs that share the cluster at a time, a count")
+    cluster_jobs: int = Field(2, gt=0, description="number of jobs that share the cluster at the same time")
     cluster_memory_bytes: ByteSize = Field(
-        ByteSize(10**9), gt=0, description="pixels that one job has under way in the cluster, in bytes"
+        ByteSize(10**9), gt=0, description="pixels of one job in flight to the cluster, in bytes"
     )
     cluster_ca: Path | None = Field(None, description="certificate of the cluster's authority, for tls:// (none)")
-    cluster_cert: Path | None = Field(None, description="certificate to show to the cluster, for tls:// (none)")
+    cluster_cert: Path | None = Field(None, description="certificate of this service, for tls:// (none)")
     cluster_key: Path | None = Field(None, description="private key of that certificate, for tls:// (none)")
 
     hrefs: Words = Field(
         (),
-        description="places that scenes may be read from, beginnings of https://, http:// or s3:// addresses with "
-        "commas between (none: scenes are uploaded)",
+        description="URL prefixes (https://, http://, s3://) from which scenes may be read, separated by commas "
+        "(none: scenes are uploaded)",
     )
 
-    api_keys: Secrets = Field((), description="keys that may use the service, with commas between (everybody may)")
-    cors_origins: Words = Field((), description="web origins that may read answers, with commas between (none)")
-    public_url: str | None = Field(None, description="address that links begin with (that of the request)")
-    trusted_proxies: str = Field("127.0.0.1", description="proxies whose X-Forwarded headers count, with commas")
+    api_keys: Secrets = Field((), description="API keys, separated by commas (no key is needed)")
+    cors_origins: Words = Field((), description="web origins that may read responses, separated by commas (none)")
+    public_url: str | None = Field(None, description="URL that links start with (that of the request)")
+    trusted_proxies: str = Field(
+        "127.0.0.1", description="proxies whose X-Forwarded headers are trusted, comma-separated"
+    )
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
 
     @field_validator("api_keys", "cors_origins", "hrefs", mode="before")
@@ -98,13 +100,13 @@ class Settings(BaseSettings):
     @classmethod
     def _holds_keys(cls, value: Any) -> Any:
         if isinstance(value, str) and value.strip() and not value.replace(",", "").strip():
-            raise ValueError("holds no key: a service that was meant to be closed would be open")
+            raise ValueError("holds no key: leave it out, or give a key")
         return value
 
     @field_validator("hrefs")
     @classmethod
-    def _are_beginnings(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(check_beginning(beginning) for beginning in value)
+    def _are_url_prefixes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_url_prefix(prefix) for prefix in value)
 
     @field_validator("device")
     @classmethod
@@ -128,57 +130,57 @@ class Settings(BaseSettings):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """One for each worker."""
+        """The device of each worker."""
         return tuple(device.strip() for device in self.device.split(","))
 
     @property
     def limits(self) -> Limits:
-        """What a scene may ask for."""
+        """Limits on a scene."""
         return Limits(self.max_pixels, self.max_bands, self.max_unpacked_bytes, self.max_header_bytes)
 
     @property
     def database(self) -> Path:
-        """The one SQLite file."""
+        """The SQLite file."""
         return self.data / "hyperscene.sqlite"
 
-    def breath_file(self, worker: str) -> Path:
-        """The file whose time says when a worker was last alive."""
+    def heartbeat_file(self, worker: str) -> Path:
+        """A worker's heartbeat file; its mtime is the last beat."""
         return self.data / "workers" / worker
 
     def scene_folder(self, scene_id: str) -> Path:
-        """Where an uploaded scene lies."""
+        """The folder of an uploaded scene."""
         return self.data / "scenes" / scene_id
 
-    def views_folder(self, scene_id: str) -> Path:
-        """Where pictures of a scene lie; they are made anew when they are missing."""
-        return self.scene_folder(scene_id) / VIEWS_FOLDER
+    def previews_folder(self, scene_id: str) -> Path:
+        """The folder of a scene's previews, which are made again if they are missing."""
+        return self.scene_folder(scene_id) / PREVIEWS_FOLDER
 
     def job_folder(self, job_id: str) -> Path:
-        """Where a job's strips and results lie."""
+        """The folder of a job's strips and results."""
         return self.data / "jobs" / job_id
 
     def results_folder(self, job_id: str) -> Path:
-        """Where a finished job's files lie."""
+        """The folder of a finished job's results."""
         return self.job_folder(job_id) / "results"
 
     def strips_folder(self, job_id: str) -> Path:
-        """Where a job's finished strips lie."""
+        """The folder of a job's finished strips."""
         return self.job_folder(job_id) / "strips"
 
 
 def check_scheduler(address: str | None, files: tuple[Path | None, Path | None, Path | None]) -> None:
-    """Refuse an address that is none, and encryption with half of its files."""
+    """Refuse an invalid address, and TLS without all of its files."""
     if address is not None and not re.fullmatch(r"(tcp|tls)://[^/\s]+:\d{1,5}", address):
-        raise ValueError(f"the scheduler is given as tcp://HOST:PORT or tls://HOST:PORT, not {address}")
+        raise ValueError(f"the scheduler must be tcp://HOST:PORT or tls://HOST:PORT, not {address}")
     if (address or "").startswith("tls:") and None in files:
         raise ValueError("tls:// needs the certificate of an authority, a certificate and its key")
     if (address or "").startswith("tcp:") and any(files):
-        raise ValueError("certificates are given, and tcp:// would not be encrypted: use tls://")
+        raise ValueError("certificates are given, but tcp:// is not encrypted: use tls://")
     for file in files:
         if file is not None and not file.is_file():
             raise ValueError(f"there is no file {file}")
 
 
 def child_environment() -> dict[str, str]:
-    """What a child process needs of our environment: everything but the keys, since it opens files from outside."""
+    """The environment of child processes: all variables but the API keys, since they open uploaded files."""
     return {name: value for name, value in os.environ.items() if name.upper() != "HYPERSCENE_API_KEYS"}

@@ -1,1 +1,1 @@
-"""The commands of `hyperscene`, a module each: its options, and what it does with them."""
+"""The commands of `hyperscene`, one module each."""

@@ -1,4 +1,4 @@
-"""The options that say where a scene and its labels lie, shared by the commands that learn and judge."""
+"""The options for a scene and its labels, shared by train, evaluate and study."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
-from training.datasets import LabelledFiles
+from hyperscene.training.data.datasets import LabelledFiles
 
 
 def add_data_options(parser: argparse._ActionsContainer) -> None:
-    """The options behind LabelledFiles."""
+    """Add the options for LabelledFiles."""
     parser.add_argument("--scene", type=Path, required=True, metavar="S", help="GeoTIFF, ENVI, .mat or .npy")
     parser.add_argument(
         "--labels",
@@ -22,17 +22,19 @@ def add_data_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--classes",
         metavar="NAMES",
-        help="a,b,c or 1=a,2=b in the order of the label values, with ' #rrggbb' for a colour; or a file, one a line",
+        help="a,b,c in the order of the label values, or 1=a,2=b; 'a #rrggbb' adds a colour; or a file, one per line",
     )
-    parser.add_argument("--class-field", metavar="F", help="the polygons' field that holds the class")
-    parser.add_argument("--variable", metavar="V", help="the cube's variable in a .mat file with several")
-    parser.add_argument("--label-variable", metavar="V", help="the labels' variable in a .mat file with several")
-    parser.add_argument("--wavelengths", type=Path, metavar="FILE", help="one wavelength a band, for files without")
+    parser.add_argument("--class-field", metavar="F", help="the field of the polygons that contains the class")
+    parser.add_argument("--variable", metavar="V", help="the cube's variable, for a .mat file with several")
+    parser.add_argument("--label-variable", metavar="V", help="the labels' variable, for a .mat file with several")
     parser.add_argument(
-        "--nan-is-nodata", action="store_true", help="leave pixels with NaN out instead of refusing them"
+        "--wavelengths", type=Path, metavar="FILE", help="text file with one wavelength per band, for scenes without"
+    )
+    parser.add_argument(
+        "--nan-is-nodata", action="store_true", help="treat pixels with NaN as no data instead of refusing the scene"
     )
 
 
 def labelled_files(options: argparse.Namespace) -> LabelledFiles:
-    """What the options say."""
+    """LabelledFiles from the options."""
     return LabelledFiles(**{field.name: getattr(options, field.name) for field in fields(LabelledFiles)})

@@ -1,19 +1,19 @@
-"""`hyperscene evaluate`: how often a bundle is right on labelled pixels it did not learn from."""
+"""`hyperscene evaluate`: the accuracy of a bundle on labelled pixels that it was not trained on."""
 
 from __future__ import annotations
 
 import argparse
 import json
 
-from service.cli import DONE
-from service.commands.data import add_data_options, labelled_files
-from service.commands.options import add_bundle_option, add_mapping_options, chosen_bundle
-from service.mapping.pipeline import MapOptions
-from training.evaluate import score_bundle, score_table
+from hyperscene.service.cli import DONE
+from hyperscene.service.commands.data import add_data_options, labelled_files
+from hyperscene.service.commands.options import add_bundle_option, add_mapping_options, read_chosen_bundle
+from hyperscene.service.mapping.options import MapOptions
+from hyperscene.training.evaluate import score_bundle, score_table
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `hyperscene evaluate`."""
+    """Add the options of `hyperscene evaluate`."""
     add_bundle_option(parser)
     add_data_options(parser)
     add_mapping_options(parser)
@@ -21,9 +21,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Score the map a user would get on every labelled pixel, the training pixels left out."""
+    """Score the map on all labelled pixels except the training pixels."""
     mapping = MapOptions(options.stride, options.blend)
-    scored = score_bundle(chosen_bundle(options), labelled_files(options), mapping)
+    scored = score_bundle(read_chosen_bundle(options), labelled_files(options), mapping)
     if options.json:
         print(json.dumps(scored.record(), indent=2))
     else:

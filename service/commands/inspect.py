@@ -1,4 +1,4 @@
-"""`hyperscene inspect`: on one screen, what was understood of a scene or of a bundle."""
+"""`hyperscene inspect`: show a scene's or a bundle's metadata on one screen."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from model.bundle import DEMO_BUNDLE, Bundle, load_bundle
-from service.cli import DONE
-from service.errors import BandsMissing
-from service.mapping.describe import describe_header
-from service.mapping.scenes import Scene, open_scene
-from service.mapping.view import SceneView, sample_pixels, unit_warning, view_scene, whole_view
+from hyperscene.errors import BandsMissing
+from hyperscene.model.bundle import DEMO_BUNDLE, Bundle, read_bundle
+from hyperscene.service.cli import DONE
+from hyperscene.service.mapping.band_view import BandView, all_bands_view, sample_pixels, unit_warning, view_scene
+from hyperscene.service.mapping.describe import describe_header
+from hyperscene.service.mapping.engine_health import checking_device
+from hyperscene.service.mapping.engines import check_bundle
+from hyperscene.service.mapping.scenes import Scene, open_scene
 
 LABEL_WIDTH = 13
-# More samples than this are not all read to count valid pixels; the share is then that of some rows.
+# Larger scenes are not read as a whole to count valid pixels; the share is estimated from some rows.
 COUNTED_SAMPLES = 500_000_000
 
 
@@ -28,29 +30,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show a bundle, or a scene beside a bundle."""
+    """Show a bundle, or a scene and how it matches a bundle."""
     if options.path.suffix.lower() == ".onnx":
-        document = describe_bundle(load_bundle(options.path))
+        bundle = read_bundle(options.path)
+        check_bundle(bundle, checking_device())
+        document = describe_bundle(bundle)
     else:
         scene = open_scene(options.path)
-        document = describe_scene(scene, load_bundle(options.bundle or DEMO_BUNDLE))
+        document = describe_scene(scene, read_bundle(options.bundle or DEMO_BUNDLE))
     print(json.dumps(document, indent=2, ensure_ascii=False) if options.json else _screen(document))
     return DONE
 
 
 def describe_scene(scene: Scene, bundle: Bundle) -> dict[str, Any]:
-    """Everything `inspect` says of a scene."""
+    """Everything `inspect` shows of a scene."""
     warnings = list(scene.warnings)
     try:
         view = view_scene(scene, bundle.manifest)
-        match, is_mappable = _match_words(view, bundle), True
+        match, is_mappable = _match_text(view, bundle), True
     except BandsMissing as error:
-        view, match, is_mappable = whole_view(scene), f"does not match: {error}", False
-    share, is_exact, spectra = _look(view)
+        view, match, is_mappable = all_bands_view(scene), f"does not match: {error}", False
+    share, is_exact, spectra = _sample(view)
     if is_mappable and (unusual := unit_warning(spectra, bundle.manifest)):
         warnings.append(unusual)
     if share == 0:
-        warnings.append("no valid pixel was found: the map would be class 0")
+        warnings.append("no valid pixel was found: the whole map would be class 0")
     nm = scene.wavelengths_nm
     return {
         "scene": str(scene.path),
@@ -67,7 +71,7 @@ def describe_scene(scene: Scene, bundle: Bundle) -> dict[str, Any]:
 
 
 def describe_bundle(bundle: Bundle) -> dict[str, Any]:
-    """Everything `inspect` says of a bundle; that it was loaded means that it passed its self-check."""
+    """Everything `inspect` shows of a bundle that passed its self-check."""
     manifest, training = bundle.manifest, bundle.manifest.training
     nm = manifest.wavelengths_nm
     return {
@@ -89,8 +93,8 @@ def describe_bundle(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _look(view: SceneView) -> tuple[float, bool, Any]:
-    """The valid share, whether every pixel was looked at, and some spectra."""
+def _sample(view: BandView) -> tuple[float, bool, Any]:
+    """The share of valid pixels, whether it is exact, and some spectra."""
     scene = view.scene
     with view.open() as pixels:
         spectra, share = sample_pixels(pixels, scene.rows)
@@ -103,12 +107,12 @@ def _look(view: SceneView) -> tuple[float, bool, Any]:
     return valid / (scene.rows * scene.cols), True, spectra
 
 
-def _match_words(view: SceneView, bundle: Bundle) -> str:
+def _match_text(view: BandView, bundle: Bundle) -> str:
     bands = bundle.manifest.bands
     return {
         "same": f"{bands} bands, the same wavelengths",
         "resampled": f"{bands} bands, resampled from {len(view.scene.bands)} of the scene's",
-        "by count": f"{bands} bands, by their order: the wavelengths are not known",
+        "by count": f"{bands} bands, by their order: the wavelengths are unknown",
     }[view.match.kind]
 
 
@@ -159,7 +163,7 @@ def _bundle_lines(bundle: dict[str, Any]) -> list[tuple[str, Any]]:
         ("bands", f"{bundle['bands']}" + ("" if nm is None else f", {nm[0]:g} to {nm[1]:g} nm")),
         ("values", f"{low:.4g} to {high:.4g}"),
         ("network", f"{bundle['attention']}, head {bundle['head']}, patches of {bundle['patch_px']} px"),
-        ("split", "unknown" if not split else _split_words(split)),
+        ("split", "unknown" if not split else _split_text(split)),
         ("recipe", f"{bundle['recipe'] or 'unknown'}, seed {bundle['seed']}"),
         ("scores", f"{percent}  (in %, {scores['pixels']} test pixels)" if percent else "unknown"),
         ("self-check", bundle["self_check"]),
@@ -167,7 +171,7 @@ def _bundle_lines(bundle: dict[str, Any]) -> list[tuple[str, Any]]:
     ]
 
 
-def _split_words(split: dict[str, Any]) -> str:
+def _split_text(split: dict[str, Any]) -> str:
     counts = ", ".join(f"{split[part]} to {verb}" for part, verb in (
         ("train", "train"), ("validation", "validate"), ("test", "test")) if part in split)  # fmt: skip
     return f"{split.get('name')}: {counts or 'pixels not counted'}"

@@ -1,4 +1,4 @@
-"""Options that several commands share, so that they read alike."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from model.bundle import DEMO_BUNDLE, Bundle, load_bundle
-from service.mapping.blend import BLENDS
-from service.mapping.engines import DEVICES
-from service.mapping.pipeline import STRIDES
+from hyperscene.model.bundle import DEMO_BUNDLE, Bundle, read_bundle
+from hyperscene.service.mapping.blend import BLENDS
+from hyperscene.service.mapping.devices import DEVICES
+from hyperscene.service.mapping.options import STRIDES
 
 
 def add_bundle_option(parser: argparse.ArgumentParser) -> None:
@@ -17,11 +17,11 @@ def add_bundle_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", type=Path, metavar="B", help="the bundle to use (the demo bundle)")
 
 
-def chosen_bundle(options: argparse.Namespace) -> Bundle:
-    """The bundle that was asked for, or the demo bundle, and then it says so."""
+def read_chosen_bundle(options: argparse.Namespace) -> Bundle:
+    """Read the bundle of --bundle, or the demo bundle, with a message."""
     if options.bundle is None:
         print(f"no --bundle: using the demo bundle, {DEMO_BUNDLE.name}", file=sys.stderr)
-    return load_bundle(options.bundle or DEMO_BUNDLE)
+    return read_bundle(options.bundle or DEMO_BUNDLE)
 
 
 def add_mapping_options(parser: argparse.ArgumentParser) -> None:
@@ -32,12 +32,14 @@ def add_mapping_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--blend", choices=BLENDS, default="angle",
-        help="how the patches over a pixel are weighed; none needs stride 1 (angle)",
+        help="how overlapping patches are weighted; none requires stride 1 (angle)",
     )  # fmt: skip
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """--device, --threads and --batch."""
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="what runs the network (auto: the fastest)")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="threads on a processor (all cores)")
-    parser.add_argument("--batch", type=int, default=0, metavar="N", help="patches a call (16, or 256 on a GPU)")
+    parser.add_argument(
+        "--device", choices=DEVICES, default="auto", help="device that runs the network (auto: the fastest)"
+    )
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="number of CPU threads (all cores)")
+    parser.add_argument("--batch", type=int, default=0, metavar="N", help="patches per call (16, or 256 on a GPU)")

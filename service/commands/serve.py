@@ -1,4 +1,4 @@
-"""`hyperscene serve`: the service, until it is told to stop."""
+"""`hyperscene serve`: run the service until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,34 +15,39 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import ByteSize, ValidationError
 
-from service.api.connections import BoundedProtocol
-from service.app import create_app, lay_foundation
-from service.cli import DONE
-from service.errors import OutputUnwritable, WrongUsage
-from service.logs import set_up_logs
-from service.settings import Settings
+from hyperscene.errors import OutputUnwritable, WrongUsage
+from hyperscene.service.api.connections import BoundedProtocol
+from hyperscene.service.app import create_app, open_resources
+from hyperscene.service.cli import DONE
+from hyperscene.service.logs import set_up_logs
+from hyperscene.service.settings import Settings
 
-LAST_RESORT_S = 1.0
+LAST_RESORT_S = 1.0  # after stop_s, the process exits without waiting any longer
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Every setting is an option and a variable."""
-    parser.epilog = "Each option is also a variable, --keep-results-s is HYPERSCENE_KEEP_RESULTS_S; an option wins."
+    """Every setting is an option and an environment variable."""
+    parser.epilog = (
+        "Each option is also an environment variable: --keep-results-s is HYPERSCENE_KEEP_RESULTS_S. Options take "
+        "precedence."
+    )
     for name, setting in Settings.model_fields.items():
-        words = (setting.description or "").replace("%", "%%")
-        default = "" if words.endswith(")") else _shown(setting.default)  # some say it in words
+        text = (setting.description or "").replace("%", "%%")
+        default = (
+            "" if text.endswith(")") else _format_default(setting.default)
+        )  # some descriptions include the default
         parser.add_argument(
-            _flag(name), metavar=name.rsplit("_", 1)[-1].upper(), help=f"{words}{f' ({default})' if default else ''}"
+            _flag(name), metavar=name.rsplit("_", 1)[-1].upper(), help=f"{text}{f' ({default})' if default else ''}"
         )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C."""
+    """Run the server."""
     settings = read_settings({name: getattr(options, name) for name in Settings.model_fields})
     set_up_logs(settings.log_level)
     listener = listen(settings)
-    with listener, lay_foundation(settings) as foundation:
-        app = create_app(settings, foundation)
+    with listener, open_resources(settings) as resources:
+        app = create_app(settings, resources)
         host, port = listener.getsockname()[:2]
         config = uvicorn.Config(
             app,
@@ -53,49 +58,49 @@ def run(options: argparse.Namespace) -> int:
             timeout_graceful_shutdown=max(1, int(settings.stop_s / 2)),
             server_header=False,
         )
-        with suppress(KeyboardInterrupt):  # uvicorn raises the signal again when it has ended
+        with suppress(KeyboardInterrupt):  # uvicorn raises the signal again after its shutdown
             Server(config, app, f"http://{f'[{host}]' if ':' in host else host}:{port}").run(sockets=[listener])
     return DONE
 
 
 class Server(uvicorn.Server):
-    """uvicorn, that says where it listens and tells the workers of a signal before the connections are waited for."""
+    """uvicorn's server; prints its URL, and stops the workers before it waits for open connections."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, address: str) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, url: str) -> None:
         super().__init__(config)
         self._app = app
-        self._address = address
+        self._url = url
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            print(f"hyperscene listens on {self._address}", flush=True)
+            print(f"hyperscene listens on {self._url}", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         service = getattr(self._app.state, "service", None)
         if service is not None:
-            # Whatever hangs then, a disk or a library, nothing is lost by leaving it behind.
+            # Exit even if a disk or a library hangs: all state is stored, so nothing is lost.
             last_resort = threading.Timer(service.settings.stop_s + LAST_RESORT_S, os._exit, [DONE])
             last_resort.daemon = True
             last_resort.start()
             self._app.state.supervisor.ask_to_stop()
-            service.watch.stop_soon()
+            service.job_watcher.stop_soon()
         super().handle_exit(sig, frame)
 
 
 def read_settings(given: dict[str, Any]) -> Settings:
-    """Settings from options and variables, or what is wrong with them in one line."""
+    """Settings from options and environment variables; an invalid one raises WrongUsage."""
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else "cluster"  # what is wrong with several settings at once
-        words = first["msg"].removeprefix("Value error, ")
-        raise WrongUsage(f"{_flag(name)}: {words}; see hyperscene serve --help") from error
+        name = str(first["loc"][0]) if first["loc"] else "cluster"  # the only check of several settings together
+        message = first["msg"].removeprefix("Value error, ")
+        raise WrongUsage(f"{_flag(name)}: {message}; see hyperscene serve --help") from error
 
 
 def listen(settings: Settings) -> socket.socket:
-    """The socket, bound before anything is started, so that a taken port is told at once."""
+    """The listening socket, bound before anything else starts, so that a port in use is reported at once."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -114,7 +119,7 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _shown(default: Any) -> str:
+def _format_default(default: Any) -> str:
     if isinstance(default, ByteSize):
         return default.human_readable(decimal=True)
     if default is None or default == ():

@@ -1,4 +1,4 @@
-"""`hyperscene study`: the paper's experiments on any labelled scene, cell by cell, and a report."""
+"""`hyperscene study`: the paper's experiments on a labelled scene, and a report."""
 
 from __future__ import annotations
 
@@ -10,20 +10,46 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from model.attention import VARIANTS
-from service.cli import DONE, INTERRUPTED
-from service.commands.data import add_data_options, labelled_files
-from service.errors import OptionsUnusable, OutputUnwritable, WrongUsage
-from service.progress import Progress
-from training.datasets import LabelledFiles
-from training.folder import note_work, read_study, write_text
-from training.plan import ABLATIONS, BASELINES, INGREDIENTS, Amount, Asked, choose, choose_recipes, plan_cells
-from training.published import PUBLISHED, find_files
-from training.recipes import RECIPES
-from training.splits import SPLITS
-from training.study import CellsDone, StudyOptions, collection_writer, comparison_writer, report_writer, run_study
-from training.summary import summarise_study
-from training.train import require_writable
+from hyperscene.errors import OptionsUnusable, OutputUnwritable, WrongUsage
+from hyperscene.model.attention import VARIANTS
+from hyperscene.progress import ProgressBar
+from hyperscene.service.cli import DONE, INTERRUPTED
+from hyperscene.service.commands.data import add_data_options, labelled_files
+from hyperscene.training.baselines import BASELINES
+from hyperscene.training.data.datasets import LabelledFiles
+from hyperscene.training.data.splits import SPLITS
+from hyperscene.training.fit.failures import explained
+from hyperscene.training.fit.precision_health import CHOICES
+from hyperscene.training.fit.recipes import RECIPES
+from hyperscene.training.study.folder import (
+    StudyFolder,
+    note_work,
+    pack_study,
+    read_study,
+    study_name,
+    unpack_study,
+    write_text,
+)
+from hyperscene.training.study.plan import (
+    ABLATIONS,
+    INGREDIENTS,
+    Amount,
+    CellSelection,
+    choose,
+    choose_recipes,
+    plan_cells,
+)
+from hyperscene.training.study.published import PUBLISHED, find_files
+from hyperscene.training.study.results import summarise_study
+from hyperscene.training.study.run import (
+    CellsDone,
+    StudyOptions,
+    collection_writer,
+    comparison_writer,
+    report_writer,
+    run_study,
+)
+from hyperscene.training.train import require_writable
 
 Number = TypeVar("Number", int, float)
 
@@ -32,30 +58,39 @@ PAPERS_AMOUNT = Amount(fraction=0.01)
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `hyperscene study`."""
-    data = parser.add_argument_group("data")
+    _add_folder_options(parser.add_argument_group("data"))
+    _add_cell_options(parser.add_argument_group("cells"))
+
+
+def _add_folder_options(data: argparse._ArgumentGroup) -> None:
     add_data_options(data)
     for action in data._group_actions:
-        action.required = False  # reports need no scene, --published finds the labels; run() asks otherwise
+        action.required = False  # reports need no scene, and --published finds the labels; _files() checks
     data.add_argument(
         "--published",
         choices=PUBLISHED,
-        help="--scene is this scene of the paper's, a folder or its cube: classes are known, and Table I is compared",
+        help="--scene is this scene of the paper, a folder or its cube; results are compared with the paper",
     )
     data.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="the study's folder; the same command again goes on"
+        "--out", type=Path, required=True, metavar="DIR", help="the study's folder; the same command continues it"
     )
-    data.add_argument("--json", type=Path, metavar="FILE", help="write means and deviations over seeds as JSON too")
-    data.add_argument("--title", metavar="TEXT", help="how the report calls the scene from now on (by its file)")
-    data.add_argument("--report-only", action="store_true", help="write the report of what is there, and run nothing")
+    data.add_argument("--json", type=Path, metavar="FILE", help="also write means and deviations over seeds as JSON")
+    data.add_argument("--title", metavar="TEXT", help="the scene's name in the report (its file name)")
+    data.add_argument(
+        "--report-only", action="store_true", help="write the report of the finished cells, and run nothing"
+    )
     data.add_argument(
         "--collect",
         type=Path,
         nargs="+",
-        metavar="DIR",
-        help="write one report over these folders of studies into --out, and run nothing; --title is the report's",
+        metavar="STUDY",
+        help="write one report over these studies (folders or packed files) into --out, and run nothing",
     )
+    data.add_argument("--pack", type=Path, metavar="FILE", help="also write the study into one .jsonl file")
+    data.add_argument("--unpack", type=Path, metavar="FILE", help="first create --out from a packed study")
 
-    cells = parser.add_argument_group("cells")
+
+def _add_cell_options(cells: argparse._ArgumentGroup) -> None:
     cells.add_argument("--seeds", type=int, default=5, metavar="N", help="(%(default)s)")
     for option, names in (("variants", VARIANTS), ("ablations", ABLATIONS), ("baselines", BASELINES)):
         cells.add_argument(
@@ -65,7 +100,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--ingredients",
         default="none",
         metavar="NAMES",
-        help="what is taken out of the default recipe or put in, one thing at a time: all, none, or some of "
+        help="changes of the default recipe, one at a time: all, none, or some of "
         f"{', '.join(INGREDIENTS)} (%(default)s)",
     )
     cells.add_argument(
@@ -86,25 +121,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="spatial: test a patch or more from any training label (%(default)s)",
     )
     cells.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(%(default)s)")
+    cells.add_argument("--precision", choices=CHOICES, default="auto", help="of training steps (%(default)s)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Work on the study until all of its cells are done, and end with a table."""
+    """Run the study until all cells are done, and print a table."""
     if options.title is not None:
         options.title = " ".join(options.title.split())
         if not options.title:
-            raise WrongUsage("--title is empty: give some words, or leave it out")
+            raise WrongUsage("--title is empty: give a title, or leave it out")
     if options.json is not None:
         require_writable(options.json, "--json", "study.json")
+    if options.pack is not None:
+        require_writable(options.pack, "--pack", "study.jsonl")
     if options.collect:
         return _collect(options)
+    if options.unpack and not StudyFolder(options.out).study.exists():  # the same command continues
+        unpack_study(options.unpack, options.out)
     if options.report_only:
         read_study(options.out)
         if options.title:
             note_work(options.out, title=options.title)
         report_writer()(options.out)
-    elif not _has_run(options):
+    elif not _run_cells(options):
         return INTERRUPTED
+    if options.pack:
+        pack_study(options.out, options.pack)
     rows = summarise_study(options.out)
     compared = comparison_writer()(options.out)
     if compared is not None:
@@ -115,40 +157,40 @@ def run(options: argparse.Namespace) -> int:
         print(_line(row))
     if compared is not None:
         print(f"\n{compared}\n{options.out / 'published.md'}: the comparison with the paper")
-    _tell_report(options.out)
+    _print_report_paths(options.out)
     return DONE
 
 
 def _collect(options: argparse.Namespace) -> int:
-    """One report over several studies."""
-    for name in ("scene", "labels", "published", "report_only"):
+    """Write one report over several studies."""
+    for name in ("scene", "labels", "published", "report_only", "pack", "unpack"):
         if getattr(options, name):
-            raise WrongUsage(f"--collect only reads what is there: leave --{name.replace('_', '-')} out")
+            raise WrongUsage(f"--collect runs nothing: leave out --{name.replace('_', '-')}")
     folders = list({folder.resolve(): folder for folder in options.collect}.values())
     studies = [read_study(folder) for folder in folders]
     if (options.out / "study.json").exists():
-        raise OptionsUnusable(f"{options.out} holds a study with a report of its own: choose another folder with --out")
+        raise OptionsUnusable(f"{options.out} holds a study with its own report: choose another folder with --out")
     collection_writer()(folders, options.out, options.title, command_line(options))
     summaries = [summarise_study(folder) for folder in folders]
     if options.json is not None:
         every = zip(folders, studies, summaries, strict=True)
-        found = [{"folder": folder.resolve().name, **study, "rows": rows} for folder, study, rows in every]
+        found = [{"folder": study_name(folder), **study, "rows": rows} for folder, study, rows in every]
         _write_summary(options.json, {"studies": found})
     for folder, rows in zip(folders, summaries, strict=True):
         print(f"{folder}:")
         for row in rows:
             print(_line(row))
-    _tell_report(options.out)
+    _print_report_paths(options.out)
     return DONE
 
 
-def _tell_report(folder: Path) -> None:
-    print(f"{folder / 'report.html'}: the report; {folder / 'report.md'}: the same as Markdown")
+def _print_report_paths(folder: Path) -> None:
+    print(f"{folder / 'report.html'}: the report; {folder / 'report.md'}: its tables as Markdown")
     sys.stdout.flush()
 
 
 def command_line(options: argparse.Namespace) -> str:
-    """The command as it was typed, with paths reduced to their last parts: where files lie is nobody's business."""
+    """The command as typed, with paths reduced to file names, so that the report reveals no folders."""
     values = [value for given in vars(options).values() for value in (given if isinstance(given, list) else [given])]
     paths = {value for value in values if isinstance(value, Path)}
     if options.classes and Path(options.classes).is_file():
@@ -162,11 +204,11 @@ def command_line(options: argparse.Namespace) -> str:
     return shlex.join(["hyperscene", *map(reduced, options.typed)])
 
 
-def _has_run(options: argparse.Namespace) -> bool:
-    """Run what is not done yet; False where somebody stopped it."""
+def _run_cells(options: argparse.Namespace) -> bool:
+    """Run the cells that are not done; False if it was stopped."""
     study = read_options(options)
     last: CellsDone | None = None
-    with Progress(len(plan_cells(study.asked)), "cells") as progress:
+    with ProgressBar(len(plan_cells(study.selection)), "cells") as progress:
 
         def show(cells: CellsDone) -> None:
             nonlocal last
@@ -177,20 +219,21 @@ def _has_run(options: argparse.Namespace) -> bool:
             last = cells
 
         try:
-            run_study(study, show, progress.say)
+            with explained("the study", study.output / "study.log"):
+                run_study(study, show, progress.print_line)
         except KeyboardInterrupt:
             reached = f" with {last.done} of {last.total} cells done" if last else " before the first cell"
-            progress.say(f"stopped{reached}; the same command goes on")
+            progress.print_line(f"stopped{reached}; the same command continues")
             return False
     return True
 
 
 def read_options(options: argparse.Namespace) -> StudyOptions:
-    """What the options ask for."""
+    """The options as StudyOptions."""
     amounts = [Amount(fraction=share) for share in _numbers("--fraction", options.fraction, float)]
     amounts += [Amount(per_class=count) for count in _numbers("--per-class", options.per_class, int)]
     amounts += [Amount(train_pixels=count) for count in _numbers("--train-pixels", options.train_pixels, int)]
-    asked = Asked(
+    selection = CellSelection(
         seeds=options.seeds,
         variants=choose("--variants", options.variants, VARIANTS),
         ablations=choose("--ablations", options.ablations, ABLATIONS),
@@ -202,11 +245,12 @@ def read_options(options: argparse.Namespace) -> StudyOptions:
     return StudyOptions(
         files=_files(options),
         output=options.out,
-        asked=asked,
+        selection=selection,
         split=options.split,
         val_fraction=options.val_fraction,
         test_pixels=options.test_pixels,
         device=options.device,
+        precision=options.precision,
         published=options.published,
         title=options.title,
         command=command_line(options),
@@ -217,11 +261,11 @@ def _files(options: argparse.Namespace) -> LabelledFiles:
     needed = ("scene",) if options.published else ("scene", "labels")
     for name in needed:
         if getattr(options, name) is None:
-            raise WrongUsage(f"--{name} is missing: name the file, or use --report-only")
+            raise WrongUsage(f"--{name} is missing: give the file, or use --report-only")
     if options.published is None:
         return labelled_files(options)
     if options.classes or options.class_field:
-        raise WrongUsage("--published knows the scene's classes: leave --classes and --class-field out")
+        raise WrongUsage("--published defines the classes: leave --classes and --class-field out")
     return find_files(PUBLISHED[options.published], options.scene, options.labels)
 
 
@@ -240,18 +284,18 @@ def _write_summary(path: Path, document: dict[str, Any]) -> None:
 
 
 def _line(row: dict[str, Any]) -> str:
-    """A row of the summary for people, in percent."""
+    """A row of the printed summary, in percent."""
     labels = Amount(**row["amount"]).label
     name = f"{row['group']}: {row['label']}" if row["group"] else row["label"]
     names = {"OA": "oa", "AA": "aa", "kappa": "kappa"}
     seeds = len(row["seeds"])
-    figures = [f"{word} {_spread(row['scores'][metric], seeds)}" for word, metric in names.items()]
-    if row["mapped"] and row["mapped"] != row["scores"]:  # not where a network is judged by its map
-        figures.append(f"map OA {_spread(row['mapped']['oa'], seeds)}")
+    scores = [f"{word} {_spread(row['scores'][metric], seeds)}" for word, metric in names.items()]
+    if row["mapped"] and row["mapped"] != row["scores"]:  # unless the scores are those of the map
+        scores.append(f"map OA {_spread(row['mapped']['oa'], seeds)}")
     over = f"{seeds} seed{'s' * (seeds != 1)}"
-    return f"{row['part']:<11}  {name:<44}  {row['recipe'] or '-':<6}  {labels:>16}  {'  '.join(figures)}  ({over})"
+    return f"{row['part']:<11}  {name:<44}  {row['recipe'] or '-':<6}  {labels:>16}  {'  '.join(scores)}  ({over})"
 
 
 def _spread(found: dict[str, float], seeds: int) -> str:
-    """One seed has no deviation."""
+    """A mean and its deviation; one seed has none."""
     return f"{100 * found['mean']:.2f}" + (f" ± {100 * found['sd']:.2f}" if seeds > 1 else "")

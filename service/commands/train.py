@@ -4,100 +4,109 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from dataclasses import MISSING, fields
 from pathlib import Path
 
-from model.architecture import HEADS, POSITIONS
-from model.attention import NORMALISE, SQUARING, VARIANTS
-from service.cli import DONE, INTERRUPTED
-from service.commands.data import add_data_options, labelled_files
-from service.progress import Progress
-from training.evaluate import score_line, score_table
-from training.fit import EpochReport
-from training.recipes import RECIPES
-from training.splits import SPLITS
-from training.train import TrainOptions, train
+from hyperscene.model.architecture import HEADS, POSITIONS
+from hyperscene.model.attention import NORMALISE, SQUARING, VARIANTS
+from hyperscene.progress import ProgressBar
+from hyperscene.service.cli import DONE, INTERRUPTED
+from hyperscene.service.commands.data import add_data_options, labelled_files
+from hyperscene.training.data.splits import SPLITS
+from hyperscene.training.evaluate import score_line, score_table
+from hyperscene.training.fit.failures import explained
+from hyperscene.training.fit.network import EpochReport
+from hyperscene.training.fit.precision_health import CHOICES
+from hyperscene.training.fit.recipes import RECIPES
+from hyperscene.training.train import TrainOptions, train
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `hyperscene train`; those of the network are the paper's ablations."""
+    """Add the options of `hyperscene train`."""
     defaults = {field.name: field.default for field in fields(TrainOptions) if field.default is not MISSING}
     parser.set_defaults(**defaults)
-
     data = parser.add_argument_group("data")
     add_data_options(data)
-    data.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="B", help="the bundle to write, an .onnx file"
-    )
-    data.add_argument("--name", help="the bundle's name (its file's name)")
+    data.add_argument("-o", "--output", type=Path, required=True, metavar="B", help="the .onnx file to write")
+    data.add_argument("--name", help="the bundle's name (the file's name)")
+    _add_split_options(parser.add_argument_group("split"))
+    _add_fit_options(parser.add_argument_group("fit"))
+    _add_network_options(parser.add_argument_group("network"))
 
-    learning = parser.add_argument_group("learning")
-    learning.add_argument("--recipe", choices=RECIPES, help="(%(default)s)")
-    learning.add_argument("--epochs", type=int, metavar="N", help="(the recipe's)")
-    learning.add_argument("--batch", type=int, metavar="N", help="(the recipe's)")
-    learning.add_argument("--fraction", type=float, help="share of each class to train on (%(default)s)")
-    amount = learning.add_mutually_exclusive_group()
-    amount.add_argument("--train-pixels", type=int, metavar="N", help="train on so many pixels in all instead")
-    amount.add_argument(
-        "--per-class", type=int, metavar="N", help="train on so many pixels of every class instead, at most half of it"
-    )
-    learning.add_argument("--val-fraction", type=float, help="share of each class to validate on (%(default)s)")
-    learning.add_argument("--test-pixels", type=int, metavar="N", help="score at most N, drawn at random (all)")
-    learning.add_argument("--split", choices=SPLITS, help="spatial: test a patch away from any label (%(default)s)")
-    learning.add_argument("--seed", type=int, help="(%(default)s)")
-    learning.add_argument("--device", choices=("auto", "cpu", "cuda"), help="(%(default)s)")
-    learning.add_argument(
-        "--baselines", action="store_true", help="score a random forest, an SVM and a logistic regression too"
-    )
-    learning.add_argument("--resume", action="store_true", help="go on from the checkpoint beside the output")
 
-    network = parser.add_argument_group("network")
-    network.add_argument("--attention", choices=VARIANTS, metavar="NAME", help=f"{', '.join(VARIANTS)} (%(default)s)")
-    network.add_argument("--head", choices=HEADS, help="which tokens answer (the recipe's)")
-    network.add_argument(
+def _add_split_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--split", choices=SPLITS, help="spatial: training and test patches do not overlap (%(default)s)"
+    )
+    group.add_argument("--fraction", type=float, help="share of each class for training (%(default)s)")
+    amount = group.add_mutually_exclusive_group()
+    amount.add_argument("--train-pixels", type=int, metavar="N", help="training pixels in total, not by --fraction")
+    amount.add_argument("--per-class", type=int, metavar="N", help="training pixels per class, at most half of it")
+    group.add_argument("--val-fraction", type=float, help="share of each class for validation (%(default)s)")
+    group.add_argument("--test-pixels", type=int, metavar="N", help="score at most N random test pixels (all)")
+
+
+def _add_fit_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--recipe", choices=RECIPES, help="(%(default)s)")
+    group.add_argument("--epochs", type=int, metavar="N", help="(from the recipe)")
+    group.add_argument("--batch", type=int, metavar="N", help="patches per training step (from the recipe)")
+    group.add_argument("--seed", type=int, help="(%(default)s)")
+    group.add_argument("--device", choices=("auto", "cpu", "cuda"), help="(%(default)s)")
+    group.add_argument("--precision", choices=CHOICES, help="auto: the fastest that works here (%(default)s)")
+    group.add_argument("--baselines", action="store_true", help="score a random forest, an SVM and a regression too")
+    group.add_argument("--resume", action="store_true", help="continue from the checkpoint beside the output")
+
+
+def _add_network_options(group: argparse._ArgumentGroup) -> None:
+    """The ablations of the paper, and what a recipe chooses."""
+    group.add_argument("--attention", choices=VARIANTS, metavar="NAME", help=f"{', '.join(VARIANTS)} (%(default)s)")
+    group.add_argument("--head", choices=HEADS, help="token: predict every pixel of a patch (from the recipe)")
+    group.add_argument(
         "--spectral-path",
         action=argparse.BooleanOptionalAction,
-        help="start from a logistic regression per pixel (the recipe's)",
+        help="add a logistic regression of single spectra (from the recipe)",
     )
-    network.add_argument("--normalise", choices=NORMALISE, help="which of query and key have length 1 (%(default)s)")
-    network.add_argument("--squaring", choices=SQUARING, help="what becomes of the cosine (the attention's own)")
-    network.add_argument("--positions", choices=POSITIONS, help="(%(default)s)")
-    network.add_argument("--patch", type=int, metavar="PX", help="(%(default)s)")
-    network.add_argument("--width", type=int, metavar="N", help="(%(default)s)")
-    network.add_argument("--depth", type=int, metavar="N", help="(%(default)s)")
-    network.add_argument("--heads", type=int, metavar="N", help="(%(default)s)")
-    network.add_argument("--mlp-width", type=int, metavar="N", help="(%(default)s)")
-    network.add_argument("--dropout", type=float, metavar="P", help="(the recipe's)")
+    group.add_argument("--normalise", choices=NORMALISE, help="of query and key, to length 1 (%(default)s)")
+    group.add_argument("--squaring", choices=SQUARING, help="function of the cosine (from the attention)")
+    group.add_argument("--positions", choices=POSITIONS, help="(%(default)s)")
+    group.add_argument("--patch", type=int, metavar="PX", help="(%(default)s)")
+    for option in ("--width", "--depth", "--heads", "--mlp-width"):
+        group.add_argument(option, type=int, metavar="N", help="(%(default)s)")
+    group.add_argument("--dropout", type=float, metavar="P", help="(from the recipe)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, and end with the table of scores."""
+    """Train, and print the table of scores."""
     given = {field.name: getattr(options, field.name) for field in fields(TrainOptions) if field.name != "files"}
-    asked = TrainOptions(files=labelled_files(options), **given)
-    epochs = asked.epochs or RECIPES[asked.recipe].epochs
-    finished, validated = 0, ""
-    with Progress(epochs, "training") as progress:
+    training = TrainOptions(files=labelled_files(options), **given)
+    epochs = training.epochs or RECIPES[training.recipe].epochs
+    validated, began = "", time.time()
+    with ProgressBar(epochs, "training") as progress:
 
         def show(epoch: EpochReport) -> None:
-            nonlocal finished, validated
-            finished = epoch.epoch
+            nonlocal validated
             if epoch.validation_oa is not None:
                 validated = f" validation OA {100 * epoch.validation_oa:.1f}"
             progress.advance_to(epoch.epoch, f"loss {epoch.loss:.3f}{validated}")
 
         try:
-            trained = train(asked, show, progress.say)
+            with explained("training", training.output.with_name(training.output.name + ".log")):
+                trained = train(training, show, progress.print_line)
         except KeyboardInterrupt:
-            if finished:
-                progress.say(f"stopped after epoch {finished} of {epochs}; the same command with --resume goes on")
-            elif asked.resume:
-                progress.say("stopped; the same command goes on from the same checkpoint")
+            if training.resume or _is_newer(training.checkpoint, began):
+                progress.print_line("stopped; repeat the command with --resume to continue")
             else:
-                progress.say("stopped before the first epoch was done; nothing was written")
+                progress.print_line("stopped during the first epoch; nothing was written")
             return INTERRUPTED
     print(score_table(trained.scores))
     for name, scores in trained.baselines.items():
         print(f"{name} on the same pixels: {score_line(scores)}")
-    print(f"{asked.output}: {asked.output.stat().st_size / 1e6:.2f} MB, self-check passed")
+    print(f"{training.output}: {training.output.stat().st_size / 1e6:.2f} MB, self-check passed")
     sys.stdout.flush()
     return DONE
+
+
+def _is_newer(file: Path, began: float) -> bool:
+    """Whether a file was written since `began`; a checkpoint may be of an earlier run."""
+    return file.exists() and file.stat().st_mtime >= began

@@ -1,4 +1,4 @@
-"""`hyperscene worker`: lends this machine's device to a cluster, until it is told to stop."""
+"""`hyperscene worker`: runs a cluster worker on this machine until it is stopped."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ import asyncio
 import re
 from pathlib import Path
 
-from model.bundle import DEMO_BUNDLE, load_bundle
-from service.cli import DONE
-from service.cluster.member import Membership, lend
-from service.cluster.tasks import Equipment
-from service.commands.options import add_engine_options
-from service.errors import WrongUsage
-from service.logs import set_up_logs
-from service.mapping.engines import make_engine
-from service.settings import check_scheduler
+from hyperscene.errors import WrongUsage
+from hyperscene.model.bundle import DEMO_BUNDLE, read_bundle
+from hyperscene.service.cli import DONE
+from hyperscene.service.cluster.tasks import EngineOptions
+from hyperscene.service.cluster.worker_main import WorkerConfig, run_worker
+from hyperscene.service.commands.options import add_engine_options
+from hyperscene.service.logs import set_up_logs
+from hyperscene.service.mapping.engines import make_engine
+from hyperscene.service.settings import check_scheduler
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Where the scheduler is, what is lent, and how others reach it."""
+    """Add the scheduler's address, the engine, and how others reach the worker."""
     parser.add_argument(
-        "--scheduler", required=True, metavar="ADDRESS", help="of the cluster, tcp://HOST:PORT or tls://HOST:PORT"
+        "--scheduler",
+        required=True,
+        metavar="ADDRESS",
+        help="the cluster's scheduler, tcp://HOST:PORT or tls://HOST:PORT",
     )
     add_engine_options(parser)
-    parser.add_argument("--name", help="for people: in logs and in jobs' histories (host and process)")
-    parser.add_argument("--host", help="address of this machine that the service can reach (found out)")
-    parser.add_argument("--port", help="port, or range as 9000:9100, that the service can reach (any)")
+    parser.add_argument("--name", help="name in logs and job histories (host and process id)")
+    parser.add_argument("--host", help="address of this machine that the service can reach (detected)")
+    parser.add_argument("--port", help="port, or range such as 9000:9100, that the service can reach (any)")
     parser.add_argument("--ca", type=Path, metavar="FILE", help="certificate of the cluster's authority, for tls://")
     parser.add_argument("--cert", type=Path, metavar="FILE", help="certificate of this worker, for tls://")
     parser.add_argument("--key", type=Path, metavar="FILE", help="private key of that certificate, for tls://")
@@ -34,17 +37,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Join the cluster, and join it again whenever its scheduler comes back."""
+    """Join the cluster, and join again whenever its scheduler restarts."""
     files = (options.ca, options.cert, options.key)
     try:
         check_scheduler(options.scheduler, files)
     except ValueError as error:
         raise WrongUsage(f"--scheduler: {error}") from error
     if options.port is not None and not re.fullmatch(r"\d{1,5}(:\d{1,5})?", options.port):
-        raise WrongUsage(f"--port is a number, or a range as 9000:9100, not {options.port}")
+        raise WrongUsage(f"--port must be a number, or a range such as 9000:9100, not {options.port}")
     set_up_logs(options.log_level)
-    # A device that does not give the demo bundle's own answers is told here, before anybody relies on it.
-    engine = make_engine(load_bundle(DEMO_BUNDLE), options.device, options.threads, options.batch)
-    equipment = Equipment(engine.device, options.threads, options.batch)  # type: ignore[arg-type]
-    asyncio.run(lend(Membership(options.scheduler, equipment, options.name, options.host, options.port, *files)))
+    # A device that fails the demo bundle's check is refused here, before it joins.
+    engine = make_engine(read_bundle(DEMO_BUNDLE), options.device, options.threads, options.batch)
+    engine_options = EngineOptions(engine.device, options.threads, options.batch)  # type: ignore[arg-type]
+    config = WorkerConfig(options.scheduler, engine_options, options.name, options.host, options.port, *files)
+    asyncio.run(run_worker(config))
     return DONE
