@@ -1,4 +1,4 @@
-"""Bundles straight from ONNX operators, so that serving is tested without torch and without binary files."""
+"""Bundles built from ONNX operators, so that serving is tested without torch and binary files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from model.bundle import (
+from hyperscene.model.bundle import (
     MANIFEST_KEY,
     NO_DIGEST,
-    Check,
     Manifest,
+    ReferenceCheck,
     check_cube,
     open_session,
     run_graph,
@@ -22,7 +22,7 @@ from model.bundle import (
 
 
 def pixel_graph(bands: int = 5, classes: int = 3, seed: int = 0) -> onnx.ModelProto:
-    """A graph that answers by the centre pixel's spectrum: softmax(weights . spectrum)."""
+    """A graph that predicts from the centre pixel's spectrum: softmax(weights . spectrum)."""
     weights = np.random.default_rng(seed).normal(size=(bands, classes)).astype(np.float32)
     nodes = [
         helper.make_node("GatherND", ["cube", "centers"], ["spectra"]),
@@ -45,23 +45,23 @@ def pixel_graph(bands: int = 5, classes: int = 3, seed: int = 0) -> onnx.ModelPr
 def patch_graph(
     bands: int = 5, classes: int = 3, patch_px: int = 16, head: str = "pooled", seed: int = 0
 ) -> onnx.ModelProto:
-    """A graph that weighs every pixel of a patch by its place; `token` answers for each by its own spectrum and place.
+    """A graph that weights every pixel by its position in the patch; the head `token` predicts each pixel separately.
 
-    It needs the whole patch inside the cube: mapping never asks for less.
+    It needs the whole patch inside the cube, as mapping guarantees.
     """
     generator = np.random.default_rng(seed)
     weights = generator.normal(size=(bands, classes)).astype(np.float32)
-    places = generator.uniform(0.5, 1.5, (patch_px, patch_px, 1)).astype(np.float32)
+    factors = generator.uniform(0.5, 1.5, (patch_px, patch_px, 1)).astype(np.float32)
     offsets = np.stack(np.indices((patch_px, patch_px)), axis=-1)[None] - patch_px // 2
     nodes = [
         helper.make_node("Unsqueeze", ["centers", "axes"], ["corners"]),
         helper.make_node("Add", ["corners", "offsets"], ["pixels"]),  # (n, patch, patch, 2)
         helper.make_node("GatherND", ["cube", "pixels"], ["patches"]),
-        helper.make_node("Mul", ["patches", "places"], ["weighed"]),
+        helper.make_node("Mul", ["patches", "factors"], ["weighted"]),
     ]
-    spectra = "weighed"
+    spectra = "weighted"
     if head != "token":
-        nodes.append(helper.make_node("ReduceMean", ["weighed", "sides"], ["spectra"], keepdims=0))
+        nodes.append(helper.make_node("ReduceMean", ["weighted", "sides"], ["spectra"], keepdims=0))
         spectra = "spectra"
     nodes += [
         helper.make_node("MatMul", [spectra, "weights"], ["logits"]),
@@ -78,7 +78,7 @@ def patch_graph(
         [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", *inner, classes])],
         [
             numpy_helper.from_array(weights, "weights"),
-            numpy_helper.from_array(places, "places"),
+            numpy_helper.from_array(factors, "factors"),
             numpy_helper.from_array(offsets.astype(np.int64), "offsets"),
             numpy_helper.from_array(np.array([1, 2]), "axes"),
             numpy_helper.from_array(np.array([1, 2]), "sides"),
@@ -90,10 +90,10 @@ def patch_graph(
 def write_patch_bundle(
     path: Path, bands: int = 5, classes: int = 3, patch_px: int = 16, head: str = "pooled", **changes: Any
 ) -> Path:
-    """A sound bundle that looks at whole patches."""
+    """A valid bundle whose predictions depend on the whole patch."""
     graph = patch_graph(bands, classes, patch_px, head)
-    # The question lies inside: this graph does not reflect.
-    inside = Check(seed=1, rows=patch_px + 3, cols=patch_px + 2, centers=[(patch_px // 2, patch_px // 2 + 1)],
+    # The reference input contains the whole patch, because this graph does not reflect.
+    inside = ReferenceCheck(seed=1, rows=patch_px + 3, cols=patch_px + 2, centers=[(patch_px // 2, patch_px // 2 + 1)],
                    probabilities=[])  # fmt: skip
     manifest = describe(graph, bands, classes, inside, **{"patch_px": patch_px, "head": head} | changes)
     write_with(path, graph, manifest.model_dump_json())
@@ -101,13 +101,13 @@ def write_patch_bundle(
 
 
 def describe(
-    graph: onnx.ModelProto, bands: int = 5, classes: int = 3, question: Check | None = None, **changes: Any
+    graph: onnx.ModelProto, bands: int = 5, classes: int = 3, check: ReferenceCheck | None = None, **changes: Any
 ) -> Manifest:
     """A manifest that fits the graph, with some fields changed."""
-    question = question or Check(seed=1, rows=4, cols=5, centers=[(0, 0), (3, 2)], probabilities=[])
+    check = check or ReferenceCheck(seed=1, rows=4, cols=5, centers=[(0, 0), (3, 2)], probabilities=[])
     mean, std = [0.3] * bands, [0.1] * bands
-    answer = run_graph(
-        open_session(graph.SerializeToString(), "test"), check_cube(mean, std, question), np.array(question.centers)
+    probabilities = run_graph(
+        open_session(graph.SerializeToString(), "test"), check_cube(mean, std, check), np.array(check.centers)
     )
     fields: dict[str, Any] = {
         "name": "test",
@@ -125,20 +125,20 @@ def describe(
         "nodata_fill": mean,
         "training": {},
         "digest": NO_DIGEST,
-        "check": question.model_copy(update={"probabilities": answer.tolist()}),
+        "check": check.model_copy(update={"probabilities": probabilities.tolist()}),
     }
     return Manifest(**(fields | changes))
 
 
 def write_bundle(path: Path, bands: int = 5, classes: int = 3, **changes: Any) -> Path:
-    """A sound bundle, unless a change makes it unsound."""
+    """A valid bundle, unless a change makes it invalid."""
     graph = pixel_graph(bands, classes)
     write_with(path, graph, describe(graph, bands, classes, **changes).model_dump_json())
     return path
 
 
 def write_root_bundle(path: Path) -> Path:
-    """A sound bundle whose answers are no numbers where a scene's values are negative."""
+    """A valid bundle that predicts NaN for negative values."""
     graph = pixel_graph()
     graph.graph.node[1].input[0] = "roots"
     graph.graph.node.insert(1, helper.make_node("Sqrt", ["spectra"], ["roots"]))
@@ -147,7 +147,7 @@ def write_root_bundle(path: Path) -> Path:
 
 
 def write_with(path: Path, graph: onnx.ModelProto, manifest: str) -> None:
-    """The graph with any text for a manifest, sealed where that has a place for the digest."""
+    """Write the graph with any text as manifest, sealed if that has an empty digest."""
     helper.set_model_props(graph, {MANIFEST_KEY: manifest})
     content = graph.SerializeToString()
     path.write_bytes(sealed(content) if NO_DIGEST in manifest else content)

@@ -1,4 +1,4 @@
-"""A real cluster on this machine: a Dask scheduler and workers of ours, each in a process of its own."""
+"""A real cluster on this machine: a Dask scheduler and our workers, each in a process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from pathlib import Path
 
 import psutil
 
+from tests.lifetimes import ends_with_parent
+
 START_S = 60
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -26,15 +28,15 @@ def free_port() -> int:
 
 
 class RunningWorker:
-    """A `hyperscene worker`: a nanny, and the process that it keeps at work."""
+    """A `hyperscene worker`: a nanny and its worker process."""
 
     def __init__(self, address: str, name: str, log: Path, *options: object, **environment: str) -> None:
         self.name, self.log = name, log
-        command = [sys.executable, "-m", "service.cli", "worker", "--scheduler", address, "--name", name]
+        command = [sys.executable, "-m", "hyperscene.service.cli", "worker", "--scheduler", address, "--name", name]
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 [*command, "--device", "cpu", "--threads", "1", *map(str, options)], stderr=file,
-                stdout=file, env=os.environ | environment,
+                stdout=file, env=os.environ | environment, preexec_fn=ends_with_parent(),
             )  # fmt: skip
 
     def child(self) -> psutil.Process | None:
@@ -46,13 +48,13 @@ class RunningWorker:
         return None
 
     def kill_child(self) -> None:
-        """As a crash, or the kernel that runs out of memory, does."""
+        """Kill the worker process, as a crash does."""
         if (child := self.child()) is not None:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
 
     def kill(self) -> None:
-        """As a machine that is switched off."""
+        """Kill both processes, as if the machine were switched off."""
         child = self.child()
         self.process.kill()
         self.process.wait()
@@ -61,13 +63,13 @@ class RunningWorker:
                 child.kill()
 
     def stop(self) -> int:
-        """Ask it to end; its exit code."""
+        """Send SIGTERM; returns the exit code."""
         self.process.terminate()
         return self.process.wait(30)
 
 
 class RunningCluster:
-    """A scheduler and some workers; logs lie in `folder`."""
+    """A scheduler and workers, with logs in `folder`."""
 
     def __init__(self, folder: Path, *scheduler_options: object, scheme: str = "tcp") -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +86,7 @@ class RunningCluster:
         with (self.folder / "scheduler.log").open("ab") as file:
             self.scheduler = subprocess.Popen(
                 [*command, "--port", str(self.port), "--no-dashboard", *map(str, self._options)], stdout=file,
-                stderr=file,
+                stderr=file, preexec_fn=ends_with_parent(),
             )  # fmt: skip
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
@@ -94,7 +96,7 @@ class RunningCluster:
         raise AssertionError((self.folder / "scheduler.log").read_text())
 
     def add_worker(self, *options: object, **environment: str) -> RunningWorker:
-        """One more."""
+        """Start another worker."""
         name = f"w{len(self.workers) + 1}"
         worker = RunningWorker(self.address, name, self.folder / f"{name}.log", *options, **environment)
         self.workers.append(worker)
@@ -112,12 +114,12 @@ class RunningCluster:
         return self
 
     def kill_scheduler(self) -> None:
-        """With everything that it knows."""
+        """Kill the scheduler, which loses its state."""
         self.scheduler.kill()
         self.scheduler.wait()
 
     def stop(self) -> None:
-        """End everybody."""
+        """End all processes."""
         for worker in self.workers:
             if worker.process.poll() is None:
                 worker.process.send_signal(signal.SIGCONT)
@@ -132,7 +134,7 @@ class RunningCluster:
 
 @contextmanager
 def running_cluster(folder: Path, workers: int = 0, **environment: str) -> Iterator[RunningCluster]:
-    """A cluster, for as long as it is needed."""
+    """A cluster that is stopped at the end."""
     cluster = RunningCluster(folder)
     try:
         for _ in range(workers):

@@ -1,6 +1,6 @@
-"""Kills workers and the scheduler of a cluster while a service maps with it, and sees whether anything is lost.
+"""Kills workers and the scheduler of a cluster while a service maps with it, and checks that nothing is lost.
 
-Run by the suite once, and by hand over and over: python -m tests.cluster_faults --rounds 10
+Run by the suite once, and by hand with many rounds: python -m tests.cluster_faults --rounds 10
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hyperscene.training.data.synthetic import SyntheticScene, write_scene
 from tests.cluster import RunningCluster
 from tests.faults import COMPARED, undisturbed
 from tests.server import RunningServer
-from training.synthetic import SyntheticScene, write_scene
 
 WORKERS = 4
 
@@ -30,18 +30,18 @@ class Report:
     worker_kills: int = 0
     scheduler_kills: int = 0
     strips: int = 0
-    answered: int = 0  # strips, over all jobs: more than there are if something was computed twice
+    completed: int = 0  # strips over all jobs: more than `strips` if one was computed twice
     history: list[str] = field(default_factory=list)  # of the last job
 
 
 def strips_by_worker(job: dict) -> dict[str, int]:
-    """Who answered how many strips, by the job's own history."""
-    last = next(past["text"] for past in reversed(job["history"]) if past["text"].startswith("strips by worker"))
+    """How many strips each worker completed, from the job's history."""
+    last = next(event["text"] for event in reversed(job["history"]) if event["text"].startswith("strips by worker"))
     return {name: int(count) for name, count in re.findall(r"(\S+) (\d+)", last.partition(": ")[2])}
 
 
 class Attack:
-    """A cluster of four workers, a service that maps with it, and somebody who kills processes."""
+    """A cluster of four workers, a service that maps with it, and random kills."""
 
     def __init__(self, folder: Path, seed: int, rows: int = 480, cols: int = 160) -> None:
         self._random = random.Random(seed)
@@ -95,16 +95,16 @@ class Attack:
         for name in COMPARED:
             content = self._server.client.get(f"/jobs/{job_id}/results/{name}").content
             assert content == self._expected[name], f"{name} differs from an undisturbed run"
-        answered = sum(strips_by_worker(job).values())
-        assert answered == self._strips, f"{answered} strips were answered where there are {self._strips}"
+        completed = sum(strips_by_worker(job).values())
+        assert completed == self._strips, f"{completed} strips were completed, not {self._strips}"
         self.report.jobs += 1
         self.report.strips += self._strips
-        self.report.answered += answered
-        self.report.history = [past["text"] for past in job["history"]]
+        self.report.completed += completed
+        self.report.history = [event["text"] for event in job["history"]]
 
 
 def main() -> int:
-    """Attack, and print what happened."""
+    """Run the attack and print a report."""
     parser = argparse.ArgumentParser(description="Kill workers and the scheduler of a cluster; nothing may be lost.")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 # Networks as small as the tests' lose more time to waiting threads than they win; set before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What this machine can do is tried once, and not remembered in the developer's own cache folder.
+os.environ.setdefault("HYPERSCENE_CACHE", str(Path(sys.prefix) / "hyperscene-cache"))
 
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from hyperscene.training.data.datasets import LabelledScene
 from tests import bundles, scenes
+from tests.programs import COMMANDS, missing_reason
 from tests.server import RunningServer, running_server
-from training.datasets import LabelledScene
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests whose program is missing, with the package to install."""
+    reasons = {marker: missing_reason(marker) for marker in COMMANDS}
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("chromium")
+        for marker, reason in reasons.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture

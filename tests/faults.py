@@ -1,4 +1,4 @@
-"""Kills a running service at random points, over and over, and sees whether anything is lost.
+"""Kills a running service at random points, and checks that nothing is lost.
 
 Run by the suite with a few kills, and by hand with many: python -m tests.faults --kills 50
 """
@@ -17,12 +17,13 @@ from pathlib import Path
 
 import httpx
 
-from model.bundle import DEMO_BUNDLE, load_bundle
-from service.mapping.engines import make_engine
-from service.mapping.pipeline import MapOptions, map_scene
-from service.mapping.scenes import open_scene
+from hyperscene.model.bundle import DEMO_BUNDLE, load_bundle
+from hyperscene.service.mapping.engines import make_engine
+from hyperscene.service.mapping.options import MapOptions
+from hyperscene.service.mapping.pipeline import map_scene
+from hyperscene.service.mapping.scenes import open_scene
+from hyperscene.training.data.synthetic import SyntheticScene, write_scene
 from tests.server import RunningServer, part
-from training.synthetic import SyntheticScene, write_scene
 
 COMPARED = ("classes.tif", "probabilities.tif", "confidence.tif", "classes.qml", "preview.png")
 STRIP_PX = 16
@@ -39,14 +40,14 @@ class Report:
 
 
 def undisturbed(scene: Path, folder: Path) -> dict[str, bytes]:
-    """What the library writes for the scene when nobody disturbs it."""
+    """The files that the library writes for the scene."""
     bundle = load_bundle(DEMO_BUNDLE)
     map_scene(open_scene(scene), bundle, make_engine(bundle, "cpu", 2), folder, MapOptions(strip_px=STRIP_PX))
     return {name: (folder / name).read_bytes() for name in COMPARED}
 
 
 class Attack:
-    """A server, jobs that are sent to it, and somebody who kills its processes."""
+    """Submits jobs to a server and kills its processes."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder = folder
@@ -64,7 +65,7 @@ class Attack:
         return RunningServer(self._folder / "data", *options)
 
     def run(self, kills: int) -> Report:
-        """Keep the queue filled, kill, and check every job that was ever accepted."""
+        """Keep the queue filled, kill processes, and check every accepted job."""
         try:
             for _ in range(kills):
                 self._fill_queue()
@@ -76,15 +77,15 @@ class Attack:
         return self.report
 
     def _fill_queue(self) -> None:
-        """Two jobs that are not finished, whatever it takes to get them accepted."""
-        self._ask_until_answered()
+        """Submit until two jobs are unfinished."""
+        self._restart_if_ended()
         unfinished = [job for job in self._jobs if not self._is_finished(job)]
         while len(unfinished) < 2:
             self._keys.append(f"key-{len(self._keys)}")
             unfinished.append(self._send(self._keys[-1]))
 
     def _send(self, key: str) -> str:
-        """A job's id; the same key is sent until there is an answer, since nobody knows what was read before a kill."""
+        """A job's id; the same key is sent until there is a response, since a kill may come after it was stored."""
         while True:
             try:
                 answer = self._server.client.post(
@@ -93,7 +94,7 @@ class Attack:
                     headers={"Prefer": "respond-async", "Idempotency-Key": key},
                 )
             except httpx.HTTPError:
-                self._ask_until_answered()
+                self._restart_if_ended()
                 continue
             if answer.status_code == 201:
                 job: str = answer.json()["jobID"]
@@ -106,7 +107,7 @@ class Attack:
         status = self._server.client.get(f"/jobs/{job}").json()["status"]
         return status in ("successful", "failed", "dismissed")
 
-    def _ask_until_answered(self) -> None:
+    def _restart_if_ended(self) -> None:
         if self._server.process.poll() is not None:
             self._server.stop()
             self._server = self._start()
@@ -124,7 +125,7 @@ class Attack:
                 continue
 
     def _check(self) -> None:
-        self._ask_until_answered()
+        self._restart_if_ended()
         assert len(set(self._jobs)) == len(self._keys), "a key made two jobs, or a job was lost"
         for job in self._jobs:
             status = self._server.finished(job, within_s=300)
@@ -137,7 +138,7 @@ class Attack:
 
 
 def main() -> int:
-    """Attack, and print what happened."""
+    """Run the attack and print a report."""
     parser = argparse.ArgumentParser(description="Kill a running service at random points; nothing may be lost.")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)

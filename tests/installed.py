@@ -1,4 +1,4 @@
-"""The service as an image has it, without an engine: its wheel, a plain user, and nothing to write on but the data."""
+"""The service as in a container: installed from the wheel, unprivileged user, only the data folder writable."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from pathlib import Path
 
 import httpx
 
-ROOT = Path(__file__).parent.parent
-SOURCES = ("model", "service", "training", "pyproject.toml", "README.md", "LICENSE")
-USER = 10001  # nobody: neither a name nor a home
+from tests.lifetimes import ends_with_parent
+from tests.paths import ROOT
+
+SOURCES = ("hyperscene", "model", "service", "training", "pyproject.toml", "README.md", "LICENSE")
+USER = 10001  # has neither a name nor a home
 START_S = 90
-# Every file system read-only, in a view of the mounts that is this process's alone; then a plain user. Where the
-# interpreter lies in somebody's home, the way to it is opened and the home's other files are hidden.
+# Makes every file system read-only in a mount namespace of its own, then changes to an unprivileged user. If the
+# interpreter is in a home folder, only its own files are made visible there.
 READ_ONLY = r"""
 set -euo pipefail
 mount --make-rprivate /
@@ -33,17 +35,18 @@ fi
 while read -r _ _ _ _ place _; do
     [ "$place" = "$DATA" ] || mount -o remount,bind,ro "$place" 2>/dev/null || true
 done < <(tac /proc/self/mountinfo)
-exec setpriv --reuid "$WHO" --regid "$WHO" --clear-groups --no-new-privs --inh-caps=-all "$@"
+# Changing the user clears the parent death signal, so it is set again.
+exec setpriv --pdeathsig KILL --reuid "$WHO" --regid "$WHO" --clear-groups --no-new-privs --inh-caps=-all "$@"
 """
 
 
 def build_wheel(folder: Path) -> Path:
-    """The wheel, built from a copy: building leaves files beside its sources."""
+    """Build the wheel from a copy of the sources, since building leaves files beside them."""
     copy = folder / "sources"
     for name in SOURCES:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+            shutil.copytree(source, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
         else:
             copy.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, copy)
@@ -54,14 +57,14 @@ def build_wheel(folder: Path) -> Path:
 
 
 def reaches_an_index() -> bool:
-    """Whether pip finds packages at all."""
+    """Whether pip reaches a package index."""
     options = ["--dry-run", "--no-deps", "--ignore-installed", "--no-cache-dir", "--retries", "0", "--timeout", "10"]
     command = [sys.executable, "-m", "pip", "install", "--quiet", *options, "tqdm"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 class Installation:
-    """A virtual environment with the wheel and what it asks for."""
+    """A virtual environment with the wheel and its dependencies."""
 
     def __init__(self, folder: Path, wheel: Path, extras: str) -> None:
         self.folder = folder
@@ -69,7 +72,7 @@ class Installation:
         self.run("python", "-m", "pip", "install", "--quiet", f"{wheel}[{extras}]", timeout_s=600)
 
     def run(self, program: str, *arguments: object, timeout_s: float = 120) -> str:
-        """Run one of its programs to its end, in no folder of ours; what it says."""
+        """Run a program of the environment outside of the repository; returns its output."""
         done = subprocess.run(
             [str(self.folder / "bin" / program), *map(str, arguments)], capture_output=True, text=True, cwd="/",
             timeout=timeout_s, check=False,
@@ -79,7 +82,7 @@ class Installation:
 
 
 def has_own_mounts() -> bool:
-    """Whether a process may have a view of the mounts to itself here."""
+    """Whether this user may create a mount namespace."""
     if os.geteuid() or not all(map(shutil.which, ("unshare", "nsenter", "setpriv"))):
         return False
     trial = ["unshare", "--mount", "sh", "-c", "mount --make-rprivate / && mount -o remount,bind,ro /"]
@@ -87,12 +90,12 @@ def has_own_mounts() -> bool:
 
 
 def closed_folder(path: Path) -> Path | None:
-    """The outermost folder on the way to a path through which others may not go."""
+    """The outermost parent folder that other users cannot enter."""
     return next((each for each in reversed([path, *path.parents]) if not each.stat().st_mode & 0o001), None)
 
 
 class PlainServer:
-    """`hyperscene serve` of an installation, run by nobody in particular, who can write on the data folder only."""
+    """`hyperscene serve` of an installation, as a user who can write to the data folder only."""
 
     def __init__(self, installation: Installation, data: Path, shelf: Path) -> None:
         self.log = data.with_name("log")
@@ -107,6 +110,7 @@ class PlainServer:
         self.process = subprocess.Popen(
             ["unshare", "--mount", "bash", "-c", READ_ONLY, "bash", *program],
             stdout=subprocess.PIPE, stderr=self._log, text=True, cwd="/", env=environment,
+            preexec_fn=ends_with_parent(),
         )  # fmt: skip
         found = re.search(r"http://\S+", self.process.stdout.readline())
         assert found, self.log.read_text()
@@ -122,18 +126,18 @@ class PlainServer:
         return self
 
     def ids(self) -> set[str]:
-        """Who runs it: users and groups, real, effective, saved and for files."""
+        """User and group ids of the process: real, effective, saved, file system."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return set(re.findall(r"\d+", "".join(re.findall(r"^(?:Uid|Gid|Groups):(.*)$", status, re.MULTILINE))))
 
     def can_write(self, folder: Path) -> bool:
-        """Whether root himself could make a file there, among the server's mounts."""
+        """Whether root can create a file there in the server's mount namespace."""
         script = 'touch "$0/a-trial" && rm "$0/a-trial"'
         command = ["nsenter", "--mount", "--target", str(self.process.pid), "sh", "-c", script, str(folder)]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     def stop(self) -> tuple[int, float]:
-        """End it as an engine does; its exit code, and the seconds that it took."""
+        """Stop it as a container engine does; returns the exit code and the seconds."""
         self.client.close()
         began = time.monotonic()
         self.process.terminate()
@@ -141,7 +145,7 @@ class PlainServer:
         return code, time.monotonic() - began
 
     def close(self) -> None:
-        """Leave nothing behind, whatever went wrong."""
+        """Kill what is left."""
         self.client.close()
         self.process.kill()
         self.process.wait()
@@ -151,7 +155,7 @@ class PlainServer:
 
 @contextmanager
 def plain_server(installation: Installation, data: Path, shelf: Path) -> Iterator[PlainServer]:
-    """A server that is ready, and gone afterwards."""
+    """A server that is ready; stopped at the end."""
     server = PlainServer(installation, data, shelf)
     try:
         yield server.wait_until_ready()

@@ -1,4 +1,4 @@
-"""The documents of OGC API - Processes 1.0 (OGC 18-062r2) as JSON Schemas: their fields, and which must be there."""
+"""JSON Schemas of the documents of OGC API - Processes 1.0 (OGC 18-062r2)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 from jsonschema import Draft202012Validator, FormatChecker
 
 STRING = {"type": "string"}
-WHOLE = {"type": "integer"}
-FLAG = {"type": "boolean"}
+INTEGER = {"type": "integer"}
+BOOLEAN = {"type": "boolean"}
 COUNT = {"type": "integer", "minimum": 0}
 NUMBER = {"type": "number"}
-MOMENT = {"type": "string", "format": "date-time"}
-ADDRESS = {"type": "string", "format": "uri"}
+TIME = {"type": "string", "format": "date-time"}
+URI = {"type": "string", "format": "uri"}
 
 
 def ref(name: str) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def fields(*required: str, **properties: Any) -> dict[str, Any]:
 
 SCHEMA_FIELDS = {
     **dict.fromkeys(("title", "description", "format", "contentMediaType", "contentEncoding", "contentSchema"), STRING),
-    **dict.fromkeys(("exclusiveMaximum", "exclusiveMinimum", "uniqueItems"), FLAG),
-    **dict.fromkeys(("nullable", "readOnly", "writeOnly", "deprecated"), FLAG),
+    **dict.fromkeys(("exclusiveMaximum", "exclusiveMinimum", "uniqueItems"), BOOLEAN),
+    **dict.fromkeys(("nullable", "readOnly", "writeOnly", "deprecated"), BOOLEAN),
     **dict.fromkeys(("maxLength", "minLength", "maxItems", "minItems", "maxProperties", "minProperties"), COUNT),
     **dict.fromkeys(("allOf", "oneOf", "anyOf"), listed(ref("schema"))),
     **dict.fromkeys(("not", "items"), ref("schema")),
@@ -48,7 +48,7 @@ SCHEMA_FIELDS = {
     "enum": listed({}, minItems=1),
     "type": {"enum": ["array", "boolean", "integer", "number", "object", "string"]},
     "properties": named(ref("schema")),
-    "additionalProperties": {"oneOf": [ref("schema"), FLAG]},
+    "additionalProperties": {"oneOf": [ref("schema"), BOOLEAN]},
     "default": {},
     "example": {},
 }
@@ -75,9 +75,9 @@ SUMMARY = fields(
 FORMAT = {"mediaType": STRING, "encoding": STRING, "schema": {"type": ["string", "object"]}}
 
 DEFINITIONS: dict[str, dict[str, Any]] = {
-    "link": fields("href", href=ADDRESS, rel=STRING, type=STRING, hreflang=STRING, title=STRING),
+    "link": fields("href", href=URI, rel=STRING, type=STRING, hreflang=STRING, title=STRING),
     "landingPage": fields("links", title=STRING, description=STRING, links=listed(ref("link"))),
-    "confClasses": fields("conformsTo", conformsTo=listed(ADDRESS)),
+    "confClasses": fields("conformsTo", conformsTo=listed(URI)),
     "schema": {
         "oneOf": [
             {"type": "object", "properties": SCHEMA_FIELDS, "additionalProperties": False},
@@ -87,8 +87,8 @@ DEFINITIONS: dict[str, dict[str, Any]] = {
     "inputDescription": fields(
         "schema",
         schema=ref("schema"),
-        minOccurs=WHOLE,
-        maxOccurs={"oneOf": [WHOLE, {"enum": ["unbounded"]}]},
+        minOccurs=INTEGER,
+        maxOccurs={"oneOf": [INTEGER, {"enum": ["unbounded"]}]},
         **DESCRIPTION,
     ),
     "outputDescription": fields("schema", schema=ref("schema"), **DESCRIPTION),
@@ -101,33 +101,33 @@ DEFINITIONS: dict[str, dict[str, Any]] = {
         "jobID",
         "status",
         "type",
-        "processID",  # which the class job-list asks for
+        "processID",  # required by the class job-list
         jobID=STRING,
         processID=STRING,
         type={"enum": ["process"]},
         status={"enum": ["accepted", "running", "successful", "failed", "dismissed"]},
         message=STRING,
-        created=MOMENT,
-        started=MOMENT,
-        finished=MOMENT,
-        updated=MOMENT,
+        created=TIME,
+        started=TIME,
+        finished=TIME,
+        updated=TIME,
         progress={"type": "integer", "minimum": 0, "maximum": 100},
         links=listed(ref("link")),
     ),
     "jobList": fields("jobs", "links", jobs=listed(ref("statusInfo")), links=listed(ref("link"))),
-    "exception": fields("type", type=ADDRESS, title=STRING, status=WHOLE, detail=STRING, instance=STRING),
+    "exception": fields("type", type=URI, title=STRING, status=INTEGER, detail=STRING, instance=STRING),
     "plainValue": {"type": ["string", "number", "boolean", "array"]},
     "qualifiedValue": {**fields("value", value={}, **FORMAT), "not": {"required": ["href"]}},
     "bbox": fields("bbox", bbox=listed(NUMBER), crs=STRING),
     "inlineOrReference": {"oneOf": [ref("plainValue"), ref("qualifiedValue"), ref("bbox"), ref("link")]},
     "results": named(ref("inlineOrReference")),
-    # A caller's own references may be relative, and are judged by the service.
+    # References in requests may be relative; the service checks them.
     "input": {"oneOf": [ref("plainValue"), ref("qualifiedValue"), ref("bbox"), fields("href", href=STRING)]},
     "execute": fields(
         inputs=named({"anyOf": [ref("input"), listed(ref("input"))]}),
         outputs=named(fields(format=fields(**FORMAT), transmissionMode={"enum": ["value", "reference"]})),
         response={"enum": ["raw", "document"]},
-        subscriber=fields("successUri", successUri=ADDRESS, inProgressUri=ADDRESS, failedUri=ADDRESS),
+        subscriber=fields("successUri", successUri=URI, inProgressUri=URI, failedUri=URI),
     ),
 }
 
@@ -135,8 +135,8 @@ FORMATS = FormatChecker()
 
 
 @FORMATS.checks("uri", raises=ValueError)
-def is_absolute_address(text: object) -> bool:
-    """Whether it says of itself where it leads; jsonschema's own check needs a package more."""
+def is_absolute_uri(text: object) -> bool:
+    """Whether it is an absolute URI; jsonschema's check needs another package."""
     return not isinstance(text, str) or (bool(urlsplit(text).scheme) and text.isascii() and " " not in text)
 
 
@@ -148,5 +148,5 @@ def _validator(name: str) -> Draft202012Validator:
 
 
 def require(name: str, document: Any) -> None:
-    """Raise unless the document is what the standard has under that name."""
+    """Raise unless the document matches the standard's schema of that name."""
     _validator(name).validate(document)

@@ -1,10 +1,11 @@
-"""A real nginx in front of a server, with the very file that operators get."""
+"""nginx in front of a server, with the configuration in deploy/nginx."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -16,14 +17,16 @@ from pathlib import Path
 import httpx
 
 from tests.cluster import free_port
+from tests.lifetimes import ends_with_parent
+from tests.paths import ROOT
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 OPENSSL = shutil.which("openssl")
-FILE = Path(__file__).parent.parent / "deploy" / "nginx" / "hyperscene.conf"
+CONFIGURATION = ROOT / "deploy" / "nginx" / "hyperscene.conf"
 NAME = "localhost"
 START_S = 20
-# What Debian's own nginx.conf sets around such a file, with folders that are all the test's.
-AROUND = """
+# The settings of Debian's nginx.conf, with the test's own folders.
+NGINX_CONF = """
 {user}
 worker_processes 2;
 pid nginx.pid;
@@ -45,7 +48,7 @@ http {{
 
 
 class RunningProxy:
-    """An nginx that listens on this machine, for http and https."""
+    """An nginx on localhost, for http and https."""
 
     def __init__(self, folder: Path, service: str, port: int | None = None, under: str = "/") -> None:
         folder.mkdir(parents=True)
@@ -55,15 +58,15 @@ class RunningProxy:
         self.http_url = f"http://{NAME}:{self._http_port}"
         self.certificate = folder / "hyperscene.crt"
         _make_certificate(self.certificate, folder / "hyperscene.key")
-        (folder / "hyperscene.conf").write_text(self._changed(FILE.read_text("utf-8"), service), "utf-8")
-        user = "user root;" if os.geteuid() == 0 else ""  # its folders are the test's own
-        (folder / "nginx.conf").write_text(AROUND.format(user=user))
+        (folder / "hyperscene.conf").write_text(self._changed(CONFIGURATION.read_text("utf-8"), service), "utf-8")
+        user = "user root;" if os.geteuid() == 0 else ""  # the test's user owns the folders
+        (folder / "nginx.conf").write_text(NGINX_CONF.format(user=user))
         self.tls = ssl.create_default_context(cafile=str(self.certificate))
         self.client = httpx.Client(base_url=self.url, verify=self.tls, timeout=120, trust_env=False)
         self._start()
 
     def _changed(self, text: str, service: str) -> str:
-        """The file with what an operator changes: names, addresses, certificates."""
+        """The configuration with the test's names, addresses and certificates."""
         changes = {
             "server 127.0.0.1:8000;": f"server {service.removeprefix('http://')};",
             "https://hyperscene.example.org$": f"{self.url}$",
@@ -77,7 +80,7 @@ class RunningProxy:
         for old, new in changes.items():
             assert old in text, old
             text = text.replace(old, new)
-        if self._under != "/":  # as the documentation has it
+        if self._under != "/":  # as documented
             was, now = "location / {\n        proxy_pass http://hyperscene;", f"location {self._under} {{"
             assert was in text
             text = text.replace(was, f"{now} proxy_pass http://hyperscene/;")
@@ -87,7 +90,8 @@ class RunningProxy:
     def _start(self) -> None:
         assert NGINX is not None
         self.process = subprocess.Popen(
-            [NGINX, "-p", str(self.folder), "-e", "error.log", "-c", "nginx.conf", "-g", "daemon off;"]
+            [NGINX, "-p", str(self.folder), "-e", "error.log", "-c", "nginx.conf", "-g", "daemon off;"],
+            preexec_fn=ends_with_parent(signal.SIGTERM),  # the workers outlive a killed master
         )
         deadline = time.monotonic() + START_S
         while True:
@@ -95,27 +99,27 @@ class RunningProxy:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
                 return
             except OSError:
-                is_hopeless = self.process.poll() is not None or time.monotonic() > deadline
-                assert not is_hopeless, self.errors()
+                is_dead = self.process.poll() is not None or time.monotonic() > deadline
+                assert not is_dead, self.errors()
                 time.sleep(0.02)
 
     def errors(self) -> str:
-        """What nginx complains about."""
+        """nginx's error log."""
         return (self.folder / "error.log").read_text()
 
-    def kept(self) -> list[Path]:
-        """Bodies and answers that nginx holds on its disk."""
+    def buffered(self) -> list[Path]:
+        """Request and response bodies that nginx has buffered on disk."""
         return [path for name in ("bodies", "answers") for path in (self.folder / name).rglob("*") if path.is_file()]
 
     @contextmanager
     def connected(self) -> Iterator[ssl.SSLSocket]:
-        """A connection to it, to send bytes by hand."""
+        """A TLS connection, to send raw bytes."""
         plain = socket.create_connection(("127.0.0.1", self.port), timeout=60)
-        with self.tls.wrap_socket(plain, server_hostname=NAME) as connection:  # takes the plain one over
+        with self.tls.wrap_socket(plain, server_hostname=NAME) as connection:  # closes the plain socket, too
             yield connection
 
     def stop(self) -> None:
-        """End it."""
+        """Stop nginx."""
         self.client.close()
         self.process.terminate()
         self.process.wait(20)
@@ -123,7 +127,7 @@ class RunningProxy:
 
 @contextmanager
 def running_proxy(folder: Path, service: str, port: int | None = None, under: str = "/") -> Iterator[RunningProxy]:
-    """An nginx in front of a service, gone afterwards."""
+    """An nginx in front of a server, stopped afterwards."""
     proxy = RunningProxy(folder, service, port, under)
     try:
         yield proxy
@@ -131,15 +135,8 @@ def running_proxy(folder: Path, service: str, port: int | None = None, under: st
         proxy.stop()
 
 
-def why_not() -> str | None:
-    """What is missing here, and how to get it."""
-    if NGINX is None:
-        return "there is no nginx here: install Debian's package nginx-light"
-    return None if OPENSSL else "there is no openssl here to make a certificate: install Debian's package openssl"
-
-
 def accepts_tls(proxy: RunningProxy, version: str) -> bool:
-    """Whether it speaks a version of TLS; openssl speaks old ones when it is told to take any."""
+    """Whether nginx accepts a TLS version; the cipher option makes openssl offer old ones."""
     done = subprocess.run(
         [str(OPENSSL), "s_client", "-connect", f"127.0.0.1:{proxy.port}", f"-{version}", "-cipher", "ALL:@SECLEVEL=0"],
         input="", capture_output=True, text=True, timeout=60, check=False,
@@ -148,7 +145,7 @@ def accepts_tls(proxy: RunningProxy, version: str) -> bool:
 
 
 def _make_certificate(certificate: Path, key: Path) -> None:
-    """One that signs itself, for this machine."""
+    """A self-signed certificate for localhost."""
     names = f"subjectAltName=DNS:{NAME},IP:127.0.0.1"
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     files = ["-keyout", str(key), "-out", str(certificate), "-subj", f"/CN={NAME}", "-addext", names]

@@ -1,4 +1,4 @@
-"""Measures what a cluster on this machine gains and costs, interleaved with one machine alone, as ratios.
+"""Measures the gain and the cost of a cluster on this machine, as ratios to one machine alone, interleaved.
 
 Run by the suite on a small scene, and by hand: python -m tests.scaling --rounds 5 --json FILE
 """
@@ -18,19 +18,20 @@ from pathlib import Path
 
 import numpy as np
 
-from model.bundle import DEMO_BUNDLE, load_bundle
-from service.bench import machine
-from service.cluster.crew import Cluster
-from service.cluster.tasks import equip
-from service.jobs.admission import SHARED_STRIP_PX
-from service.mapping.classify import Crew
-from service.mapping.engines import Engine, make_engine
-from service.mapping.pipeline import MapOptions, map_scene
-from service.mapping.scenes import open_scene
-from service.settings import Settings
+from hyperscene.model.bundle import DEMO_BUNDLE, load_bundle
+from hyperscene.service.cluster.remote_engine import Cluster
+from hyperscene.service.cluster.tasks import find_engine
+from hyperscene.service.jobs.admission import SHARED_STRIP_PX
+from hyperscene.service.mapping.benchmark import machine
+from hyperscene.service.mapping.classify import RemoteEngine
+from hyperscene.service.mapping.engines import Engine, make_engine
+from hyperscene.service.mapping.options import MapOptions
+from hyperscene.service.mapping.pipeline import map_scene
+from hyperscene.service.mapping.scenes import open_scene
+from hyperscene.service.settings import Settings
+from hyperscene.training.data.synthetic import SyntheticScene, write_scene
 from tests.bundles import write_bundle
 from tests.cluster import RunningCluster
-from training.synthetic import SyntheticScene, write_scene
 
 SENDS, CALLS = 20, 200
 STAGES = ("read", "network", "blend", "write", "optimise", "total")
@@ -38,7 +39,7 @@ STAGES = ("read", "network", "blend", "write", "optimise", "total")
 
 @contextmanager
 def connected(folder: Path, workers: int, device: str) -> Iterator[Cluster]:
-    """A cluster of so many workers with a thread each, and a connection with it."""
+    """A connection to a new cluster of workers with one thread each."""
     cluster = RunningCluster(folder)
     connection = None
     try:
@@ -54,7 +55,7 @@ def connected(folder: Path, workers: int, device: str) -> Iterator[Cluster]:
 
 
 def measure(folder: Path, rows: int, cols: int, rounds: int, device: str = "auto") -> dict:
-    """Map one scene at stride 4 in every way, round after round."""
+    """Map one scene at stride 4 with one thread, one worker and two workers, in each round."""
     scene_path = folder / "scene.tif"
     write_scene(SyntheticScene(rows=rows, cols=cols, seed=3), scene_path, None)
     bundle, scene = load_bundle(DEMO_BUNDLE), open_scene(scene_path)
@@ -65,11 +66,11 @@ def measure(folder: Path, rows: int, cols: int, rounds: int, device: str = "auto
     for number in range(rounds):
         for workers, name in enumerate(found):
             with ExitStack() as stack:
-                crew: Engine | Crew = engine
-                if workers:  # a cluster of its own: an idle one beside it would take its share of the two cores
+                runner: Engine | RemoteEngine = engine
+                if workers:  # a new cluster: an idle one would take its share of the two cores
                     cluster = stack.enter_context(connected(folder / f"{number}-{workers}", workers, device))
-                    crew = cluster.crew(bundle, lambda text: None, lambda: False)
-                summary = map_scene(scene, bundle, crew, folder / name, options)
+                    runner = cluster.engine(bundle, lambda text: None, lambda: False)
+                summary = map_scene(scene, bundle, runner, folder / name, options)
                 if workers == 1:
                     links = link_speed(cluster)
             assert summary["provider"] == engine.provider
@@ -80,29 +81,29 @@ def measure(folder: Path, rows: int, cols: int, rounds: int, device: str = "auto
 
 
 def link_speed(cluster: Cluster) -> dict[str, float]:
-    """What goes to a worker in a second: bytes in one piece, and calls that do nothing."""
-    roster, pixels = cluster._roster, np.zeros((32, 1024, 64), np.float32)
-    (member,) = roster.members.values()
+    """Bytes sent to a worker per second, and empty calls per second."""
+    pool, pixels = cluster._pool, np.zeros((32, 1024, 64), np.float32)
+    (worker,) = pool.workers.values()
 
     async def send() -> float:
         began = time.perf_counter()
         for _ in range(SENDS):
-            await roster.send(member, pixels)
+            await pool.send(worker, pixels)
         return SENDS * pixels.nbytes / (time.perf_counter() - began)
 
     async def call() -> float:
         began = time.perf_counter()
-        await asyncio.gather(*(roster.call(member, equip, "") for _ in range(CALLS)))
+        await asyncio.gather(*(pool.call(worker, find_engine, "") for _ in range(CALLS)))
         return CALLS / (time.perf_counter() - began)
 
-    def measured(work: Callable[[], Coroutine[None, None, float]]) -> float:
-        return asyncio.run_coroutine_threadsafe(work(), cluster._loop).result()
+    def measured(run: Callable[[], Coroutine[None, None, float]]) -> float:
+        return asyncio.run_coroutine_threadsafe(run(), cluster._loop).result()
 
     return {"bytes_per_s": measured(send), "calls_per_s": measured(call)}
 
 
 def stage_speed(folder: Path, rows: int, cols: int, bands: int = 200, classes: int = 9) -> dict[str, float]:
-    """Pixels a second of the service's own part of a job, by stage: its network costs next to nothing."""
+    """Pixels per second by stage without the network: the bundle's network takes almost no time."""
     scene_path = folder / f"{bands}.tif"
     write_scene(SyntheticScene(rows=rows, cols=cols, bands=bands, seed=4), scene_path, None)
     scene = open_scene(scene_path)
@@ -115,7 +116,7 @@ def stage_speed(folder: Path, rows: int, cols: int, bands: int = 200, classes: i
 
 
 def report(found: dict[str, list[dict]], pixels: int, provider: str) -> dict:
-    """Medians of what was measured, and of ratios within each round."""
+    """Medians of the measurements, and of ratios within each round."""
     one, two = found["one worker"], found["two workers"]
     return {
         "machine": machine(),
@@ -127,7 +128,7 @@ def report(found: dict[str, list[dict]], pixels: int, provider: str) -> dict:
             for name, runs in found.items()
         },
         "two_to_one": statistics.median(a["total"] / b["total"] for a, b in zip(one, two, strict=True)),
-        # Of the time between the first and the last byte, what the only worker did not spend in the network.
+        # The share of a job's time that the only worker did not spend in the network.
         "overhead": statistics.median(1 - run["network"] / run["total"] for run in one),
         "one_to_thread": statistics.median(
             a["total"] / b["total"] for a, b in zip(one, found["one thread"], strict=True)
@@ -137,8 +138,8 @@ def report(found: dict[str, list[dict]], pixels: int, provider: str) -> dict:
 
 
 def main() -> int:
-    """Measure, and print the figures."""
-    parser = argparse.ArgumentParser(description="What a cluster on this machine gains and costs.")
+    """Measure and print the figures."""
+    parser = argparse.ArgumentParser(description="Measure the gain and the cost of a cluster on this machine.")
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--cols", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)

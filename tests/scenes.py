@@ -1,4 +1,4 @@
-"""Small scenes with a known answer, and the files they are read from."""
+"""Small scenes with known labels, in memory and as files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import rasterio
 from rasterio.crs import CRS
 from rasterio.transform import Affine, from_origin
 
-from service.mapping.scenes import unplaced_is_fine
-from training.classes import FileLegend
-from training.datasets import Cube, LabelledScene, label_cube
+from hyperscene.service.mapping.gdal import ignore_missing_georeference
+from hyperscene.training.data.classes import FileLegend
+from hyperscene.training.data.datasets import Cube, LabelledScene, label_cube
 
 UTM = CRS.from_epsg(32633)
 GRID = from_origin(380_000, 5_820_000, 30, 30)
+WAVELENGTHS = np.linspace(450, 900, 5)  # in nm, those of the test bundles
+WAVELENGTH_LINE = "wavelength units = Nanometers\nwavelength = {" + ", ".join(map(str, WAVELENGTHS)) + "}\n"
 
 
 def quadrants(rows: int, cols: int, classes: int = 4) -> np.ndarray:
@@ -24,7 +26,7 @@ def quadrants(rows: int, cols: int, classes: int = 4) -> np.ndarray:
 
 
 def spectra_of(labels: np.ndarray, bands: int, noise: float = 0.05, seed: int = 0) -> np.ndarray:
-    """A cube whose pixels follow their label, with noise."""
+    """A cube with one spectrum per label, plus noise."""
     generator = np.random.default_rng(seed)
     library = generator.uniform(0.1, 0.9, (int(labels.max()) + 1, bands))
     return (library[labels] + generator.normal(0, noise, (*labels.shape, bands))).astype(np.float32)
@@ -53,7 +55,7 @@ def write_tif(
     """Values (rows, cols) or (rows, cols, bands) as GeoTIFF."""
     layers = values[None] if values.ndim == 2 else np.moveaxis(values, -1, 0)
     count, rows, cols = layers.shape
-    with unplaced_is_fine():
+    with ignore_missing_georeference():
         file = rasterio.open(
             path, "w", driver="GTiff", height=rows, width=cols, count=count, dtype=layers.dtype, nodata=nodata,
             crs=crs, transform=transform, **options,

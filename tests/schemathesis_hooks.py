@@ -1,4 +1,4 @@
-"""What schemathesis is told about the server it asks: things that are there, so that it meets more than refusals."""
+"""schemathesis hooks that put ids of existing resources into requests, so that more than errors is tested."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import schemathesis
 
-REAL = json.loads(os.environ["HYPERSCENE_REAL"])  # what is there for which path parameter, and a scene's file
+REAL = json.loads(os.environ["HYPERSCENE_REAL"])  # existing values by path parameter, and a scene's file
 calls = count()
 layers = cycle(["classes", "scene", "confidence", "probability-1"])
 
@@ -18,13 +18,13 @@ schemathesis.serializer.alias("image/tiff", "application/octet-stream")
 
 @schemathesis.hook
 def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwargs: dict[str, Any]) -> None:
-    """Every second call is about things that are there; what is deleted is there for that."""
+    """Every second request is about existing resources; DELETE gets resources of its own."""
     if next(calls) % 2:
         return
-    there = REAL["to_delete"] if case.method == "DELETE" else REAL["to_ask"]
+    existing = REAL["to_delete"] if case.method == "DELETE" else REAL["to_read"]
     for name in case.path_parameters or {}:
-        if name in there and not (name == "name" and "/models/" not in case.path):
-            case.path_parameters[name] = there[name]
+        if name in existing and not (name == "name" and "/models/" not in case.path):
+            case.path_parameters[name] = existing[name]
     if "layer" in (case.path_parameters or {}):
         case.path_parameters["layer"] = next(layers)
     if case.path.endswith("/pixel"):
@@ -32,7 +32,7 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
     elif case.query and {"layer", "bands"} & set(case.query):
         case.query = {"bands": "3,2,1"}
     if isinstance(case.body, dict) and isinstance(case.body.get("inputs"), dict):
-        case.body["inputs"] = {"scene": {"href": f"/scenes/{REAL['to_ask']['scene_id']}"}}
+        case.body["inputs"] = {"scene": {"href": f"/scenes/{REAL['to_read']['scene_id']}"}}
     elif case.media_type == "image/tiff":
         with open(REAL["file"], "rb") as file:  # noqa: PTH123
             case.body = file.read()

@@ -1,4 +1,4 @@
-"""Pictures of the page with the demo scene, wide and narrow, light and dark, to be looked at.
+"""Screenshots of the web page with the demo scene, wide and narrow, light and dark.
 
 python -m tests.screenshots pictures/
 """
@@ -11,16 +11,16 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect
 
-from service.commands.demo import SCENE
+from hyperscene.service.commands.demo import SCENE
+from hyperscene.training.data.synthetic import write_scene
 from tests.browser import running_browser
 from tests.server import RunningServer, running_server
-from training.synthetic import write_scene
 
 SIZES = {"wide": {"width": 1280, "height": 800}, "narrow": {"width": 380, "height": 800}}
 
 
 def main(folder: Path) -> None:
-    """Take them all."""
+    """Take all screenshots."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as work, running_server(Path(work) / "data") as server:
         scene = Path(work) / "scene.tif"
@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
 
 
 def take(browser: Browser, server: RunningServer, job_id: str, folder: Path, size: str, scheme: str) -> None:
-    """The start, the map, and the map swiped with a pixel asked for."""
+    """The start view, the map, and the map with swipe and a selected pixel."""
     page = browser.new_page(viewport=SIZES[size], color_scheme=scheme, device_scale_factor=1.5)
     name = f"{size}-{scheme}.png"
     page.goto(server.url)
@@ -57,7 +57,7 @@ def take(browser: Browser, server: RunningServer, job_id: str, folder: Path, siz
 
 
 def settle(page: Page) -> None:
-    """Until every tile is there and has faded in."""
+    """Wait until all tiles are loaded and have faded in."""
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(800)
 

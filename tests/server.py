@@ -1,4 +1,4 @@
-"""A real server in a process of its own, on a real port, with a data folder of its own."""
+"""A server as a child process."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from typing import Any
 
 import httpx
 
+from tests.lifetimes import ends_with_parent
+
 START_S = 60
+PROGRAM = str(Path(sys.executable).with_name("hyperscene"))
 
 
 class RunningServer:
-    """A server that can be asked, stopped and killed; its log is in `log`."""
+    """A server process; its log is in the file `log`."""
 
-    def __init__(self, data: Path, *options: object, **environment: str) -> None:
+    def __init__(self, data: Path, *options: object, cwd: Path | None = None, **environment: str) -> None:
         self.data = data
         self.log = data.with_name(data.name + ".log")
         self._log = self.log.open("ab")
-        command = [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--data", str(data)]
+        command = [PROGRAM, "serve", "--port", "0", "--data", str(data)]
         self.process = subprocess.Popen(
-            [*command, *map(str, options)], stdout=subprocess.PIPE, stderr=self._log, text=True,
-            env=os.environ | environment, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            [*command, *map(str, options)], stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=cwd,
+            env=os.environ | environment, preexec_fn=ends_with_parent(accepts_ctrl_c=True),
         )  # fmt: skip
         line = self.process.stdout.readline()
         found = re.search(r"http://\S+", line)
@@ -46,13 +49,13 @@ class RunningServer:
         raise AssertionError(self.log.read_text())
 
     def submit(self, scene: Path, headers: dict[str, str] | None = None, **fields: str) -> str:
-        """Send a scene without waiting for its map; the job's id."""
-        answer = self.client.post(
+        """Send a scene without waiting for its map; returns the job's id."""
+        response = self.client.post(
             "/classify", files={"scene": part(scene)}, data=fields,
             headers={"Prefer": "respond-async"} | (headers or {}),
         )  # fmt: skip
-        assert answer.status_code == 201, answer.text
-        job_id: str = answer.json()["jobID"]
+        assert response.status_code == 201, response.text
+        job_id: str = response.json()["jobID"]
         return job_id
 
     def job(self, job_id: str) -> dict:
@@ -70,11 +73,11 @@ class RunningServer:
         raise AssertionError(f"{job}\n{self.log.read_text()[-5000:]}")
 
     def workers(self) -> list[int]:
-        """The process ids of the workers that are alive."""
+        """The process ids of the live workers."""
         return [worker["pid"] for worker in self.client.get("/health").json()["workers"]]
 
     def stop(self, sign: signal.Signals = signal.SIGTERM, within_s: float = 15) -> int:
-        """End the server and answer its exit code."""
+        """Stop the server and return its exit code."""
         self.client.close()
         if self.process.poll() is None:
             self.process.send_signal(sign)
@@ -85,9 +88,11 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(data: Path, *options: object, **environment: str) -> Iterator[RunningServer]:
-    """A server that is ready, and gone afterwards."""
-    server = RunningServer(data, *options, **environment)
+def running_server(
+    data: Path, *options: object, cwd: Path | None = None, **environment: str
+) -> Iterator[RunningServer]:
+    """A server that is ready, and stopped afterwards."""
+    server = RunningServer(data, *options, cwd=cwd, **environment)
     try:
         yield server.wait_until_ready()
     finally:
@@ -96,7 +101,7 @@ def running_server(data: Path, *options: object, **environment: str) -> Iterator
 
 
 def wait_for(condition: Callable[[], Any], within_s: float = 60) -> Any:
-    """What the condition gives once it gives something."""
+    """Wait until the condition is true; returns its value."""
     deadline = time.monotonic() + within_s
     while not (found := condition()):
         assert time.monotonic() < deadline
@@ -105,5 +110,5 @@ def wait_for(condition: Callable[[], Any], within_s: float = 60) -> Any:
 
 
 def part(path: Path) -> tuple[str, bytes]:
-    """A file as httpx sends it in a form."""
+    """A file as httpx expects it in a form."""
     return path.name, path.read_bytes()

@@ -1,6 +1,6 @@
-"""Made-up folders of studies, believable enough to look at: the cells and arrays that a report is made from.
+"""Folders of synthetic studies with plausible cells and arrays, for tests of the report.
 
-python -m tests.studies DIR writes a large one to try the report on.
+python -m tests.studies DIR writes a large one.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from model.attention import VARIANTS
-from training import tables
-from training.classes import distinct_color
-from training.evaluate import score
-from training.findings import Study, load_study
-from training.pages import Block, Paragraph, Table
-from training.plan import ABLATIONS, BASELINES, DEFAULT_VARIANT, Amount, Cell
+from hyperscene.model.attention import VARIANTS
+from hyperscene.training.baselines import BASELINES
+from hyperscene.training.data.classes import distinct_color
+from hyperscene.training.evaluate import score
+from hyperscene.training.study import tables
+from hyperscene.training.study.folder import FORMAT, encode_arrays
+from hyperscene.training.study.pages import Block, Paragraph, Table
+from hyperscene.training.study.plan import ABLATIONS, DEFAULT_VARIANT, Amount, Cell
+from hyperscene.training.study.results import Study, load_study
 
 SIXTEEN = (
     "Alfalfa", "Corn-notill", "Corn-mintill", "Corn", "Grass-pasture", "Grass-trees", "Grass-pasture-mowed",
@@ -37,8 +39,8 @@ OFFSETS = {
 SCORED_PIXELS = 4000
 
 
-class MadeUpStudy:
-    """Writes cells whose scores follow from their names."""
+class SyntheticStudy:
+    """Writes cells whose scores depend on their names."""
 
     def __init__(
         self,
@@ -63,8 +65,11 @@ class MadeUpStudy:
             "class_names": list(classes), "class_colors": [distinct_color(place) for place in range(len(classes))],
             "class_pixels": self.pixels.tolist(),
         }  # fmt: skip
-        study = {"format": 1, "scene": scene, "split": split, "val_fraction": 0.01, "test_pixels": None}
-        self._write(directory / "study.json", study | {"code_version": "0.1.0"} | more)
+        study = {
+            "format": FORMAT, "scene": scene, "split": split, "val_fraction": 0.01, "test_pixels": None,
+            "published": None, "code_version": "0.1.0", "commands": [], "machines": [], "title": None,
+        }  # fmt: skip
+        self._write(directory / "study.json", study | more)
 
     def _write(self, path: Path, document: dict[str, Any]) -> None:
         path.write_text(json.dumps(document), encoding="utf-8")
@@ -73,11 +78,15 @@ class MadeUpStudy:
         return amount.train_pixels or max(len(self.names), round((amount.fraction or 0) * int(self.pixels.sum())))
 
     def add(
-        self, cell: Cell, error: float | None = None, judged_by: str | None = None, teacher: float | None = None
+        self,
+        cell: Cell,
+        error: float | None = None,
+        judged_by: str | None = None,
+        propagation_error: float | None = None,
     ) -> dict[str, Any]:
         """A finished cell; `error` in percent, else what its name, recipe and amount make likely.
 
-        `judged_by` is what its scores are of, nothing in older cells; `teacher` how often its teacher errs, in percent.
+        `judged_by` is None in older cells; `propagation_error` is that of label propagation, in percent.
         """
         generator = np.random.default_rng([sum(map(ord, cell.id)), cell.seed])
         of_split = np.random.default_rng([cell.seed, self.labels_of(cell.amount)]).normal(0, 0.7)
@@ -88,11 +97,13 @@ class MadeUpStudy:
             error += of_split + generator.normal(0, 0.5)
         record = self._record(cell, max(error, 0.2), generator)
         record["judged_by"] = judged_by
-        record["teacher"] = None if teacher is None else self._scores(teacher, generator)[1]
+        record["label_propagation"] = (
+            None if propagation_error is None else self._scores(propagation_error, generator)[1]
+        )
         self._write(self.directory / "cells" / f"{cell.id}.json", record)
         return record
 
-    def add_exactly(self, cell: Cell, error: float) -> None:
+    def add_with_accuracy(self, cell: Cell, error: float) -> None:
         """A finished cell whose every accuracy is 100 minus the error."""
         record = self.add(cell)
         record["scores"] |= {"oa": 1 - error / 100, "aa": 1 - error / 100, "kappa": 1 - error / 100}
@@ -120,15 +131,15 @@ class MadeUpStudy:
         }  # fmt: skip
 
     def _chosen(self, cell: Cell, generator: np.random.Generator) -> dict[str, float | str]:
-        """As training/teacher.py writes it down."""
+        """Settings as label propagation records them."""
         accuracy = 0.75 + 0.0004 * self.labels_of(cell.amount) + float(generator.normal(0, 0.01))
         return {
-            "pull": (0.1, "spectra alone", 0.1)[cell.seed % 3],
+            "fidelity_weight": (0.1, "spectra alone", 0.1)[cell.seed % 3],
             **({"smoothed": True} if cell.seed % 3 == 2 else {}),
             "held_out_accuracy": round(accuracy, 4),
             "held_out_accuracy_of_spectra_alone": round(accuracy - 0.03, 4),
             "held_out_distance_px": round(float(generator.uniform(8, 11)), 1),
-            "asked_distance_px": 41.0,
+            "target_distance_px": 41.0,
         }
 
     def _scores(self, error: float, generator: np.random.Generator) -> tuple[list[list[int]], dict[str, Any]]:
@@ -163,12 +174,10 @@ class MadeUpStudy:
             for name in ABLATIONS:
                 self.add(Cell("ablations", name, recipe, amount, seed))
 
-    def add_portrait(self, amount: Amount, recipe: str = "strong", points: int = 1500) -> None:
-        """The cell with pictures."""
-        cell = Cell("portrait", DEFAULT_VARIANT, recipe, amount, 0)
-        arrays = self._arrays(amount, points)
-        np.savez_compressed(self.directory / "cells" / f"{cell.id}.npz", **arrays)
-        record = self.add(cell)
+    def add_inspection(self, amount: Amount, recipe: str = "strong", points: int = 1500) -> None:
+        """Add the cell with the arrays of the figures."""
+        cell = Cell("inspection", DEFAULT_VARIANT, recipe, amount, 0)
+        record = self.add(cell) | {"arrays": encode_arrays(self._arrays(amount, points))}
         record["speed"] = [
             {"stride": stride, "blend": blend, "oa": 0.9 + gain - stride * 0.004, "seconds": 95 / stride**1.9,
              "patches": self.truth.size // stride**2}
@@ -213,7 +222,7 @@ class MadeUpStudy:
         return {
             "truth": truth, "split": split, "classes": found, "rgb": rgb.astype(np.uint8),
             "confidence": (np.where(wrong, 0.55, 0.93) - generator.random(truth.shape) / 9).astype(np.float32),
-            "features": np.zeros((points, 4), np.float32), "feature_classes": feature_classes,
+            "feature_classes": feature_classes,
             "embedding": middles[feature_classes] + generator.normal(0, 3.5, (points, 2)),
             "attention_pixels": centres, "attention_patches": patches.astype(np.uint8),
             "attention": (weights / weights.sum((-2, -1), keepdims=True)).astype(np.float32),
@@ -245,10 +254,10 @@ def write_large(directory: Path) -> None:
     shares = (Amount(fraction=0.01), Amount(fraction=0.05))
     machine = {"processor": "AMD EPYC 7R13", "cores": 2, "threads": 2}
     made_by = {"machines": [machine], "commands": ["hyperscene study --scene Indian_pines.mat --labels labels.mat"]}
-    pines = MadeUpStudy(directory / "pines-random", shape=(145, 145), title="Indian Pines", **made_by)
+    pines = SyntheticStudy(directory / "pines-random", shape=(145, 145), title="Indian Pines", **made_by)
     pines.add_table_one(shares, ("paper", "strong"), 5)
     pines.add_table_two(shares[0], "paper", 5)
-    pines.add_portrait(shares[0])
+    pines.add_inspection(shares[0])
     amounts = tuple(Amount(train_pixels=count) for count in (100, 200, 500))
     berlin = ("roof", "pavement", "grass", "tree", "soil")
     for folder, name, classes, shape, error in (
@@ -256,19 +265,19 @@ def write_large(directory: Path) -> None:
         ("salinas-spatial", "SalinasA_corrected.mat", SIXTEEN[:6], (83, 86), 9.0),
         ("berlin-spatial", "HyMap02_berlin.bsq", berlin, (100, 67), 26.0),
     ):
-        study = MadeUpStudy(directory / folder, name, "spatial", classes, shape, error)
+        study = SyntheticStudy(directory / folder, name, "spatial", classes, shape, error)
         study.add_table_one(amounts, ("paper", "strong"), 5, (DEFAULT_VARIANT,))
-        study.add_portrait(amounts[0])
-    begun = MadeUpStudy(directory / "begun", "begun.tif", shape=(40, 200), classes=berlin)
+        study.add_inspection(amounts[0])
+    begun = SyntheticStudy(directory / "begun", "begun.tif", shape=(40, 200), classes=berlin)
     begun.add_table_one(shares[:1], ("strong",), 1, tuple(VARIANTS)[:4])
     begun.add(Cell("variants", DEFAULT_VARIANT, "strong", shares[0], 1))
 
 
-Chapter = Callable[[Study, str], Iterator[Block]]
+Section = Callable[[Study, str], Iterator[Block]]
 
 
-def blocks_of(made: MadeUpStudy, chapter: Chapter = tables.score_functions) -> list[Block]:
-    return list(chapter(load_study(made.directory), ""))
+def blocks_of(made: SyntheticStudy, section: Section = tables.score_functions) -> list[Block]:
+    return list(section(load_study(made.directory), ""))
 
 
 def findings_of(blocks: Sequence[Block]) -> str:
@@ -279,12 +288,12 @@ def table_of(blocks: Sequence[Block]) -> Table:
     return next(block for block in blocks if isinstance(block, Table))
 
 
-def add_variants(made: MadeUpStudy, errors: dict[str, list[float]]) -> None:
+def add_variants(made: SyntheticStudy, errors: dict[str, list[float]]) -> None:
     """Score functions whose accuracies are set, seed by seed, as 100 minus the error."""
     for name, values in errors.items():
         for seed, error in enumerate(values):
             part = "baselines" if name in BASELINES else "variants"
-            made.add_exactly(Cell(part, name, "paper", Amount(fraction=0.01), seed), error)
+            made.add_with_accuracy(Cell(part, name, "paper", Amount(fraction=0.01), seed), error)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Uploads by hand: the bytes of a TIFF, of a form and of a request, and what they cost the server."""
+"""Uploads by hand: the bytes of a TIFF, of a form and of a request, and the server's memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPES = {SHORT: "H", LONG: "I", LONG8: "Q"}
 
 
 def tiff_start(entries: dict[int, tuple[int, list[int] | bytes]], *, is_big: bool = False) -> bytes:
-    """A TIFF's head and its one directory, from tags with their type and values; little-endian."""
+    """A little-endian TIFF's header and its only directory, from tags with their types and values."""
     word, count_code, head = ("Q", "Q", b"II+\0\x08\0\0\0") if is_big else ("I", "H", b"II*\0")
     word_bytes = struct.calcsize(word)
     first = len(head) + word_bytes
@@ -41,12 +41,13 @@ def tiff_start(entries: dict[int, tuple[int, list[int] | bytes]], *, is_big: boo
 
 
 def striped_tiff_start(
-    rows: int, cols: int, bands: int, *, rows_a_strip: int, is_big: bool = False, compression: int = 1,
+    shape: tuple[int, int, int], *, rows_per_strip: int, is_big: bool = False, compression: int = 1,
     strip_bytes: int | None = None, description: bytes = b"", nodata: bytes = b"",
 ) -> bytes:  # fmt: skip
-    """The head of a TIFF of bytes, band after band; its strips follow in their order, `strip_bytes` long each."""
-    strips = bands * -(-rows // rows_a_strip)
-    length = rows_a_strip * cols if strip_bytes is None else strip_bytes
+    """The header of a band-sequential TIFF of bytes; its strips follow in order, `strip_bytes` long each."""
+    rows, cols, bands = shape
+    strips = bands * -(-rows // rows_per_strip)
+    length = rows_per_strip * cols if strip_bytes is None else strip_bytes
     kind = LONG8 if is_big else LONG
 
     def head(start: int) -> bytes:
@@ -59,7 +60,7 @@ def striped_tiff_start(
                 262: (SHORT, [1]),
                 273: (kind, [start + number * length for number in range(strips)]),
                 277: (SHORT, [bands]),
-                278: (LONG, [rows_a_strip]),
+                278: (LONG, [rows_per_strip]),
                 279: (kind, [length] * strips),
                 284: (SHORT, [2]),
                 **{tag: (ASCII, text + b"\0") for tag, text in ((42112, description), (42113, nodata)) if text},
@@ -71,7 +72,7 @@ def striped_tiff_start(
 
 
 def wavelength_tags(nm: Iterable[float]) -> bytes:
-    """GDAL's own tag for what it knows of each band."""
+    """GDAL's metadata tag with the wavelength of each band."""
     items = "".join(
         f'<Item name="wavelength" sample="{band}">{value}</Item>'
         f'<Item name="wavelength_units" sample="{band}">Nanometers</Item>'
@@ -81,7 +82,7 @@ def wavelength_tags(nm: Iterable[float]) -> bytes:
 
 
 def form_part(content: bytes, name: str = "scene.tif", *, field: str = "scene", headers: str = "") -> bytes:
-    """A part of a form, as it travels; `name` may hold anything."""
+    """The bytes of a form part; `name` may hold anything."""
     disposition = f'Content-Disposition: form-data; name="{field}"' + (f'; filename="{name}"' if name else "")
     return f"--{BOUNDARY}\r\n{disposition}\r\n{headers}\r\n".encode() + content + b"\r\n"
 
@@ -101,8 +102,8 @@ def request_head(path: str, length: object | None = None, **headers: str) -> byt
     return f"POST {path} HTTP/1.1\r\n{text}\r\n".encode("latin-1")
 
 
-class Answer:
-    """What came back over a socket."""
+class RawResponse:
+    """A response read from a socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         response = http.client.HTTPResponse(connection)
@@ -120,28 +121,28 @@ def connected(server: RunningServer) -> Iterator[socket.socket]:
         yield connection
 
 
-def exchange(server: RunningServer, *pieces: bytes, pause_s: float = 0) -> Answer:
-    """Send bytes and read the answer; pieces that nobody takes any more are left."""
+def exchange(server: RunningServer, *pieces: bytes, pause_s: float = 0) -> RawResponse:
+    """Send pieces of a request, until the connection closes, and read the response."""
     with connected(server) as connection:
         with suppress(ConnectionError):
             for piece in pieces:
                 connection.sendall(piece)
                 time.sleep(pause_s)
-        return Answer(connection)
+        return RawResponse(connection)
 
 
 class Memory:
-    """Resident bytes of the server and all its children: before, and at most."""
+    """Resident bytes of the server and its child processes: before, and the maximum."""
 
     def __init__(self, server: RunningServer) -> None:
         self._process = psutil.Process(server.process.pid)
-        self.before = self.most = self._now()
+        self.before = self.maximum = self._now()
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._poll)
 
     @property
     def growth(self) -> int:
-        return self.most - self.before
+        return self.maximum - self.before
 
     def _now(self) -> int:
         total = 0
@@ -150,9 +151,9 @@ class Memory:
                 total += process.memory_info().rss
         return total
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         while not self._is_over.wait(0.02):
-            self.most = max(self.most, self._now())
+            self.maximum = max(self.maximum, self._now())
 
     def __enter__(self) -> Memory:
         self._thread.start()
@@ -164,14 +165,14 @@ class Memory:
 
 
 class Secret:
-    """A file of the server's that nobody uploaded, and whether it was read (its time of access tells)."""
+    """A file of the server that must not be read; its access time tells whether it was."""
 
     def __init__(self, path: Path, size_bytes: int = 40_000) -> None:
         self.path = path
         path.write_bytes(os.urandom(size_bytes))
         self._forget()
         path.read_bytes()
-        assert self.was_read, "this file system keeps no times of access"
+        assert self.was_read, "this file system keeps no access times"
         self._forget()
 
     def _forget(self) -> None:

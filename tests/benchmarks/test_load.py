@@ -1,4 +1,4 @@
-"""The service under load: many callers at once, and a probe while a job runs.
+"""The service under load: many concurrent clients, and a health probe while a job runs.
 
 As a test: a few seconds, and nothing may be lost. Measured: pytest tests/benchmarks --benchmark-enable -s
 """
@@ -14,12 +14,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from model.bundle import DEMO_BUNDLE, load_bundle
-from service.mapping.engines import make_engine
-from service.mapping.pipeline import MapOptions, map_scene
-from service.mapping.scenes import open_scene
+from hyperscene.model.bundle import DEMO_BUNDLE, load_bundle
+from hyperscene.service.mapping.engines import make_engine
+from hyperscene.service.mapping.options import MapOptions
+from hyperscene.service.mapping.pipeline import map_scene
+from hyperscene.service.mapping.scenes import open_scene
+from hyperscene.training.data.synthetic import SyntheticScene, write_scene
 from tests.server import RunningServer, part, running_server
-from training.synthetic import SyntheticScene, write_scene
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +32,14 @@ def is_measured(request):
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory) -> Path:
-    """A small scene: some 300 patches."""
+    """A small scene with about 300 patches."""
     path = tmp_path_factory.mktemp("scene") / "small.tif"
     write_scene(SyntheticScene(rows=72, cols=72, seed=2), path, None)
     return path
 
 
 def library_rate(scene: Path, folder: Path, seconds: float) -> float:
-    """Scenes a second by the library alone, one after the other."""
+    """Scenes per second by the library alone, one after the other."""
     bundle = load_bundle(DEMO_BUNDLE)
     engine = make_engine(bundle)
     began, done = time.monotonic(), 0
@@ -47,7 +50,7 @@ def library_rate(scene: Path, folder: Path, seconds: float) -> float:
 
 
 class Load:
-    """Clients that post the same scene over and over, each waiting for its map."""
+    """Clients that post the same scene repeatedly, each waiting for its map."""
 
     def __init__(self, server: RunningServer, scene: Path) -> None:
         self._server = server
@@ -58,7 +61,7 @@ class Load:
         self._last = 0.0
 
     def run(self, clients: int, seconds: float) -> float:
-        """Scenes a second, counted until the last answer is in."""
+        """Scenes per second until the last response."""
         began, earlier = time.monotonic(), self.statuses[200]
         threads = [threading.Thread(target=self._post, args=(began + seconds,)) for _ in range(clients)]
         for thread in threads:
@@ -70,18 +73,18 @@ class Load:
     def _post(self, deadline: float) -> None:
         with httpx.Client(base_url=self._server.url, timeout=300) as client:
             while time.monotonic() < deadline:
-                answer = client.post("/classify", files={"scene": self._part})
-                self.statuses[answer.status_code] += 1
-                if answer.status_code == 200:
+                response = client.post("/classify", files={"scene": self._part})
+                self.statuses[response.status_code] += 1
+                if response.status_code == 200:
                     self._last = time.monotonic()
-                    self.maps[answer.content] += 1
-                    self.jobs.append(answer.headers["location"])
+                    self.maps[response.content] += 1
+                    self.jobs.append(response.headers["location"])
                 else:
-                    time.sleep(float(answer.headers.get("retry-after", 1)))
+                    time.sleep(float(response.headers.get("retry-after", 1)))
 
 
-def test_many_callers_at_once_lose_nothing(tmp_path, scene, is_measured):
-    # Rounds, since the machine's speed changes from minute to minute: a minute of load in all where it is measured.
+def test_many_concurrent_clients_lose_no_request(tmp_path, scene, is_measured):
+    # Rounds, because the machine's speed changes from minute to minute; a minute of load in total when measured.
     clients, seconds, alone_s, rounds = (32, 15, 10, 4) if is_measured else (8, 3, 0.5, 1)
     ratios = []
     with running_server(tmp_path / "data", "--max-waiting", 20 if is_measured else 4) as server:
@@ -104,7 +107,7 @@ def test_many_callers_at_once_lose_nothing(tmp_path, scene, is_measured):
         )
 
 
-def test_the_probe_answers_while_a_job_runs(tmp_path, is_measured):
+def test_the_health_probe_responds_while_a_job_runs(tmp_path, is_measured):
     large = tmp_path / "large.tif"
     side = 400 if is_measured else 128
     write_scene(SyntheticScene(rows=side, cols=side, seed=2), large, None)

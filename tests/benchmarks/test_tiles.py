@@ -1,4 +1,4 @@
-"""How long a tile and a pixel take: of a result of 10,000 x 10,000 pixels, and of scenes of 5 GB.
+"""Time for a tile and for a pixel, of a result of 10,000 x 10,000 pixels and of scenes of 5 GB.
 
 As a test: the same with small ones. Measured: pytest tests/benchmarks/test_tiles.py --benchmark-enable -s
 """
@@ -19,18 +19,18 @@ import pytest
 import rasterio
 from rasterio.windows import Window
 
-from service.jobs.records import JobRecord, SceneRecord, new_id
-from service.jobs.store import Store
-from service.mapping.describe import describe_header
-from service.mapping.rasters import RASTERS, MapWriter, optimise
-from service.mapping.records import write_json
-from service.mapping.scenes import open_scene
-from service.mapping.strips import StoredStrip
-from service.settings import Settings
+from hyperscene.service.jobs.records import JobRecord, SceneRecord, new_id
+from hyperscene.service.jobs.store import Store
+from hyperscene.service.mapping.describe import describe_header
+from hyperscene.service.mapping.metadata import write_json
+from hyperscene.service.mapping.rasters import RASTERS, MapWriter, optimise
+from hyperscene.service.mapping.scenes import open_scene
+from hyperscene.service.mapping.strips import StoredStrip
+from hyperscene.service.settings import Settings
 from tests.bundles import describe, pixel_graph
 from tests.scenes import GRID, UTM, write_tif
 from tests.server import RunningServer, running_server
-from tests.tiles import lon_lats, tile_places
+from tests.tiles import lon_lats, tile_pixels
 
 CLASSES = 16
 
@@ -40,8 +40,8 @@ def is_measured(request):
     return request.config.getoption("--benchmark-enable")
 
 
-class Place:
-    """A data folder that is filled before a server takes it up."""
+class DataFolder:
+    """A data folder that is filled before a server uses it."""
 
     def __init__(self, data: Path) -> None:
         self.settings = Settings(data=data)
@@ -50,7 +50,7 @@ class Place:
         self._store = Store(self.settings.database)
 
     def add_scene(self, write: Callable[[Path], Path]) -> SceneRecord:
-        """A scene that was never sent."""
+        """Add a scene without an upload."""
         scene_id = new_id()
         folder = self.settings.scene_folder(scene_id)
         folder.mkdir()
@@ -62,11 +62,11 @@ class Place:
         return scene
 
     def file_of(self, scene: SceneRecord) -> Path:
-        """Where a scene lies."""
+        """The path of a scene's data."""
         return self.settings.scene_folder(scene.id) / scene.file
 
     def add_job(self, scene: SceneRecord, write: Callable[[Path], None]) -> str:
-        """A finished job that was never run."""
+        """Add a finished job without running it."""
         now = time.time()
         job = JobRecord(new_id(), "", scene.id, scene.name, "demo", {}, "successful", now, now, expires=now + 10_000)
         folder = self.settings.results_folder(job.id)
@@ -77,7 +77,7 @@ class Place:
 
 
 def write_results(scene: Path, folder: Path) -> None:
-    """A map in patches and noise, as rasters of ours."""
+    """A map of patches and noise, as our rasters."""
     opened = open_scene(scene)
     colors = [f"#{40 + 9 * value:02x}8040" for value in range(CLASSES)]
     manifest = describe(pixel_graph(classes=CLASSES), classes=CLASSES, class_colors=colors)
@@ -100,33 +100,34 @@ def write_results(scene: Path, folder: Path) -> None:
 
 def taken_ms(client: httpx.Client, path: str) -> float:
     began = time.perf_counter()
-    answer = client.get(path)
-    assert answer.status_code == 200, answer.text
+    response = client.get(path)
+    assert response.status_code == 200, response.text
     return 1000 * (time.perf_counter() - began)
 
 
-def told(numbers: list[float]) -> str:
+def quantiles(numbers: list[float]) -> str:
     return f"median {statistics.median(numbers):5.0f} ms, longest {max(numbers):5.0f} ms"
 
 
 def tiles_at(rows: int, zoom: int, count: int) -> list[tuple[int, int]]:
-    """Tiles (x, y) with a part of the scene, here and there."""
+    """Random tiles (x, y) that show a part of the scene."""
     generator = np.random.default_rng(zoom)
     lon, lat = lon_lats(100, 100, UTM, GRID @ rasterio.Affine.scale(rows / 100))
-    places = generator.integers(0, 100, (2, count))
-    x, y, _, _ = tile_places(lon[tuple(places)], lat[tuple(places)], zoom)
+    indices = generator.integers(0, 100, (2, count))
+    x, y, _, _ = tile_pixels(lon[tuple(indices)], lat[tuple(indices)], zoom)
     return list(zip(x.tolist(), y.tolist(), strict=True))
 
 
-def test_tiles_of_a_large_result(tmp_path, is_measured):
+@pytest.mark.slow
+def test_tiles_of_a_large_result_are_fast(tmp_path, is_measured):
     side, count = (10_000, 15) if is_measured else (600, 2)
     generator = np.random.default_rng(1)
     values = generator.integers(1, 4000, (side // 20, side // 20, 3), "uint16")
     values = np.kron(values, np.ones((20, 20, 1), "uint16")) + generator.integers(0, 900, (side, side, 1), "uint16")
     nm = np.array([460, 550, 640])
-    place = Place(tmp_path / "data")
-    scene = place.add_scene(lambda folder: write_tif(folder / "scene.tif", values, wavelengths_nm=nm, tiled=True))
-    job = place.add_job(scene, partial(write_results, place.file_of(scene)))
+    folder = DataFolder(tmp_path / "data")
+    scene = folder.add_scene(lambda folder: write_tif(folder / "scene.tif", values, wavelengths_nm=nm, tiled=True))
+    job = folder.add_job(scene, partial(write_results, folder.file_of(scene)))
     with running_server(tmp_path / "data", "--device", "cpu") as server:
         document = server.client.get(f"/jobs/{job}/tilejson.json").json()
         least, most = document["minzoom"], document["maxzoom"]
@@ -138,15 +139,15 @@ def test_tiles_of_a_large_result(tmp_path, is_measured):
             address = f"/jobs/{job}/tiles/{layer}/{zoom}"
             numbers = [taken_ms(server.client, f"{address}/{x}/{y}{sharp}.png") for x, y in tiles_at(side, zoom, count)]
             if is_measured:
-                print(f"{layer:14} zoom {zoom:2} {sharp or '   '}: {told(numbers)}")
+                print(f"{layer:14} zoom {zoom:2} {sharp or '   '}: {quantiles(numbers)}")
         tiles = tiles_at(side, most, 200 if is_measured else 8)
-        numbers, seconds = ask_side_by_side(server, [f"/jobs/{job}/tiles/classes/{most}/{x}/{y}.png" for x, y in tiles])
+        numbers, seconds = get_concurrently(server, [f"/jobs/{job}/tiles/classes/{most}/{x}/{y}.png" for x, y in tiles])
         if is_measured:
-            print(f"six at a time, as a browser asks: {len(tiles) / seconds:.0f} tiles a second; {told(numbers)}")
+            print(f"six at a time, as in a browser: {len(tiles) / seconds:.0f} tiles per second; {quantiles(numbers)}")
 
 
-def ask_side_by_side(server: RunningServer, paths: list[str]) -> tuple[list[float], float]:
-    """How long each took in milliseconds, and all in seconds."""
+def get_concurrently(server: RunningServer, paths: list[str]) -> tuple[list[float], float]:
+    """Milliseconds of each call, and seconds of all."""
     with httpx.Client(base_url=server.url, timeout=60) as client, ThreadPoolExecutor(6) as pool:
         began = time.perf_counter()
         numbers = list(pool.map(lambda path: taken_ms(client, path), paths))
@@ -154,7 +155,7 @@ def ask_side_by_side(server: RunningServer, paths: list[str]) -> tuple[list[floa
 
 
 def write_sparse_envi(folder: Path, interleave: str, rows: int, cols: int, nm: np.ndarray) -> Path:
-    """An ENVI scene of zeros that takes no disk."""
+    """A sparse ENVI scene of zeros, which needs no disk space."""
     lines = {
         "samples": cols, "lines": rows, "bands": len(nm), "header offset": 0, "file type": "ENVI Standard",
         "data type": 2, "interleave": interleave, "byte order": 0, "wavelength units": "Nanometers",
@@ -168,16 +169,16 @@ def write_sparse_envi(folder: Path, interleave: str, rows: int, cols: int, nm: n
 
 
 def write_tiled(
-    folder: Path, interleave: str, compress: str, rows: int, cols: int, nm: np.ndarray, places: list[tuple[int, int]]
+    folder: Path, interleave: str, compress: str, rows: int, cols: int, nm: np.ndarray, pixels: list[tuple[int, int]]
 ) -> Path:
-    """A GeoTIFF of tiles; only those at the places hold numbers and take disk."""
+    """A sparse tiled GeoTIFF; only the given tiles are written."""
     generator = np.random.default_rng(0)
     with rasterio.open(
         folder / "scene.tif", "w", driver="GTiff", height=rows, width=cols, count=len(nm), dtype="int16", tiled=True,
         blockxsize=256, blockysize=256, interleave=interleave, compress=compress, bigtiff="yes", sparse_ok=True,
         crs=UTM, transform=GRID, photometric="minisblack",
     ) as file:  # fmt: skip
-        for top, left in {(row // 256 * 256, col // 256 * 256) for row, col in places}:
+        for top, left in {(row // 256 * 256, col // 256 * 256) for row, col in pixels}:
             height, width = min(256, rows - top), min(256, cols - left)
             numbers = generator.integers(0, 9999, (len(nm), height, width), "int16")
             file.write(numbers, window=Window(left, top, width, height))
@@ -186,23 +187,24 @@ def write_tiled(
     return folder / "scene.tif"
 
 
-def test_pixels_of_a_large_scene(tmp_path, is_measured):
+@pytest.mark.slow
+def test_pixels_of_a_large_scene_are_fast(tmp_path, is_measured):
     rows, cols, bands, count = (3600, 3500, 200, 12) if is_measured else (60, 50, 12, 2)  # int16: 5 GB
     nm = np.linspace(420, 2450, bands)
     generator = np.random.default_rng(2)
-    places = list(zip(*(generator.integers(0, size, count).tolist() for size in (rows, cols)), strict=True))
+    pixels = list(zip(*(generator.integers(0, size, count).tolist() for size in (rows, cols)), strict=True))
     writers = {f"ENVI {kind}": partial(write_sparse_envi, interleave=kind) for kind in ("bsq", "bil", "bip")}
     for kind, pack in product(("band", "pixel"), ("none", "deflate")):
         name = f"GeoTIFF, tiles by {kind}, {pack}"
-        writers[name] = partial(write_tiled, interleave=kind, compress=pack, places=places)
-    place = Place(tmp_path / "data")
+        writers[name] = partial(write_tiled, interleave=kind, compress=pack, pixels=pixels)
+    folder = DataFolder(tmp_path / "data")
     jobs = {}
     for name, write in writers.items():
-        scene = place.add_scene(partial(write, rows=rows, cols=cols, nm=nm))
-        jobs[name] = place.add_job(scene, partial(write_results, place.file_of(scene)))
+        scene = folder.add_scene(partial(write, rows=rows, cols=cols, nm=nm))
+        jobs[name] = folder.add_job(scene, partial(write_results, folder.file_of(scene)))
     with running_server(tmp_path / "data", "--device", "cpu") as server:
         taken_ms(server.client, f"/jobs/{next(iter(jobs.values()))}/pixel?row=0&col=0")  # starts who looks
         for name, job in jobs.items():
-            numbers = [taken_ms(server.client, f"/jobs/{job}/pixel?row={row}&col={col}") for row, col in places]
+            numbers = [taken_ms(server.client, f"/jobs/{job}/pixel?row={row}&col={col}") for row, col in pixels]
             if is_measured:
-                print(f"\npixel of {name:32}: {told(numbers)}", end="")
+                print(f"\npixel of {name:32}: {quantiles(numbers)}", end="")

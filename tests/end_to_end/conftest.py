@@ -1,4 +1,4 @@
-"""A real browser: the system's Chromium, driven through a page as a person would."""
+"""Fixtures with the system's Chromium."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tests.browser import CHROMIUM, running_browser
+from hyperscene.training.data.synthetic import SyntheticScene, write_scene
+from tests.browser import running_browser
 from tests.bundles import write_bundle
 from tests.server import RunningServer, running_server
-from training.synthetic import SyntheticScene, write_scene
 
 WAIT_MS = 30_000
 expect.set_options(timeout=WAIT_MS)
@@ -21,15 +21,13 @@ COLORS = ["#1f78b4", "#33a02c", "#e31a1c"]
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium without a window."""
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium here: install Debian's package chromium")
     with running_browser() as running:
         yield running
 
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Opens pages; no script of theirs may fail, and nothing may be refused by the page's own policy."""
+    """Opens pages; fails the test on script errors and violations of the content security policy."""
     contexts: list[BrowserContext] = []
     faults: list[str] = []
 
@@ -39,7 +37,10 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("console", lambda told: faults.append(told.text) if "Content Security Policy" in told.text else None)
+        page.on(
+            "console",
+            lambda message: faults.append(message.text) if "Content Security Policy" in message.text else None,
+        )
         return page
 
     yield open_one
@@ -50,13 +51,13 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
 
 @pytest.fixture
 def page(open_page: Callable[..., Page]) -> Page:
-    """A page of its own for each test, as wide as a desk's screen."""
+    """A new page of desktop width for each test."""
     return open_page()
 
 
 @pytest.fixture(scope="session")
 def colored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server whose classes have names and colours of their own."""
+    """A server whose bundle has named and coloured classes."""
     folder = tmp_path_factory.mktemp("colored")
     bundles = folder / "bundles"
     bundles.mkdir()
@@ -67,14 +68,14 @@ def colored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
 
 @pytest.fixture(scope="session")
 def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """The demo bundle, which takes its time."""
+    """A server with the demo bundle, which is slow."""
     with running_server(tmp_path_factory.mktemp("slow") / "data", "--strip-px", 16) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A minute of work and more at stride 1."""
+    """At least a minute of work at stride 1."""
     path = tmp_path_factory.mktemp("large") / "large.tif"
     write_scene(SyntheticScene(rows=220, cols=220, seed=3), path, None)
     return path

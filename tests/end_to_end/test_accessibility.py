@@ -1,4 +1,4 @@
-"""What axe-core says to every view of the page, in light and dark, wide and narrow."""
+"""axe-core checks every view of the page, light and dark, wide and narrow."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from playwright.sync_api import Page, expect
 
 from tests.scenes import quadrants, spectra_of, write_tif
 from tests.server import running_server
+
+pytestmark = pytest.mark.slow
 
 WIDTHS = {"wide": {"width": 1280, "height": 800}, "narrow": {"width": 380, "height": 800}}
 
@@ -36,7 +38,7 @@ def view(request, scheme, open_page):
 
 
 def findings(page: Page) -> list[str]:
-    """What is found serious or critical, by WCAG 2.2 A and AA and by axe's own best practices."""
+    """Serious and critical violations of WCAG 2.2 A and AA, and of axe's best practices."""
     found = Axe().run(page).response["violations"]
     return [
         f"{each['id']}: {each['help']} {[node['target'] for node in each['nodes']]}"
@@ -50,7 +52,7 @@ def test_axe_finds_nothing_serious_on_the_start_page(view, colored, mapped):
     view.locator(".jobs a").first.scroll_into_view_if_needed()
     expect(view.locator(".jobs img").first).to_be_visible()
     view.set_input_files("#files", {"name": "holiday.jpg", "mimeType": "image/jpeg", "buffer": b"no scene"})
-    expect(view.locator("#verdict")).to_contain_text("holiday.jpg")
+    expect(view.locator("#file-check")).to_contain_text("holiday.jpg")
     assert findings(view) == []
 
 
@@ -72,7 +74,7 @@ def test_axe_finds_nothing_serious_on_a_map(view, colored, mapped):
 def test_axe_finds_nothing_serious_while_a_scene_is_mapped(view, slow_server, large):
     job_id = slow_server.submit(large, stride_px="1")
     view.goto(f"{slow_server.url}/#/jobs/{job_id}")
-    expect(view.locator("#progress-words")).to_contain_text("% mapped")
+    expect(view.locator("#progress-text")).to_contain_text("% mapped")
     expect(view.locator(".leaflet-tile-pane img").first).to_be_visible()
     assert findings(view) == []
     slow_server.client.delete(f"/jobs/{job_id}")
@@ -80,22 +82,24 @@ def test_axe_finds_nothing_serious_while_a_scene_is_mapped(view, slow_server, la
     assert findings(view) == []
 
 
-def test_axe_finds_nothing_serious_on_a_refusal(view, colored):
+def test_axe_finds_nothing_serious_on_an_error(view, colored):
     view.goto(f"{colored.url}/#/jobs/{'0' * 32}")
     expect(view.get_by_role("alert")).to_be_visible()
     assert findings(view) == []
 
 
-def test_axe_finds_nothing_serious_where_a_key_is_asked_for(view, tmp_path):
+def test_axe_finds_nothing_serious_in_the_key_dialog(view, tmp_path):
     with running_server(tmp_path / "data", HYPERSCENE_API_KEYS="right") as server:
         view.goto(server.url)
         expect(view.get_by_label("API key", exact=True)).to_be_visible()
         assert findings(view) == []
 
 
-def test_axe_finds_nothing_serious_in_what_is_said_without_javascript(view, colored):
+def test_axe_finds_nothing_serious_without_javascript(view, colored):
     view.route("**/page/main.js", lambda route: route.abort())  # axe is a script itself, so scripts have to run
     view.goto(colored.url)
-    view.evaluate("() => { const said = document.querySelector('noscript'); said.outerHTML = said.textContent; }")
+    view.evaluate(
+        "() => { const noscript = document.querySelector('noscript'); noscript.outerHTML = noscript.textContent; }"
+    )
     expect(view.get_by_role("heading", name="Map a scene without JavaScript")).to_be_visible()
     assert findings(view) == []

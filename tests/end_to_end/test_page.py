@@ -1,4 +1,4 @@
-"""The page in a real browser: from a dropped scene to the map, and everything a person does with it."""
+"""The web page in Chromium: upload, progress, map, pixels, downloads, keys."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from model.bundle import DEMO_BUNDLE
+from hyperscene.model.bundle import DEMO_BUNDLE
+from hyperscene.training.data.synthetic import SyntheticScene, write_scene
 from tests.bundles import write_bundle
-from tests.scenes import quadrants, spectra_of, write_envi, write_tif
+from tests.scenes import WAVELENGTHS, quadrants, spectra_of, write_envi, write_tif
 from tests.server import part, running_server, wait_for
-from training.synthetic import SyntheticScene, write_scene
 
-WAVELENGTHS = np.linspace(450, 900, 5)
+pytestmark = pytest.mark.slow
+
 ROWS, COLS = 40, 33
 
 
@@ -34,7 +35,7 @@ def tif(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """ENVI data; its header lies beside it."""
+    """An ENVI data file with its header beside it."""
     header = f"wavelength = {{{', '.join(map(str, WAVELENGTHS))}}}\nwavelength units = Nanometers\n"
     return write_envi(tmp_path_factory.mktemp("pair") / "strip.img", values(), header)
 
@@ -47,14 +48,14 @@ def unplaced(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def mapped(colored, tif):
-    """The id of a job that is done."""
+    """The id of a finished job."""
     job_id = colored.submit(tif)
     assert colored.finished(job_id)["status"] == "successful"
     return job_id
 
 
 def send(page: Page, server, *files) -> None:
-    """Choose files on the start page and have them mapped."""
+    """Choose files on the start page and send them."""
     page.goto(server.url)
     page.set_input_files("#files", [str(file) for file in files])
     page.get_by_role("button", name="Map it").click()
@@ -71,18 +72,18 @@ def open_job(page: Page, server, job_id: str) -> None:
 
 
 def click_pixel(page: Page, server, job_id: str, row: int, col: int) -> dict:
-    """Click where the page has marked a pixel; the pixel's document as the server has it."""
-    ask_for_pixel(page, row, col)
+    """Click on a marked pixel; returns the pixel's document from the server."""
+    select_pixel(page, row, col)
     box = page.locator(".leaflet-overlay-pane path").first.bounding_box()
-    ask_for_pixel(page, 0, 0)
+    select_pixel(page, 0, 0)
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     expect(page.get_by_label("Row", exact=True)).to_have_value(str(row))
     expect(page.get_by_label("Column", exact=True)).to_have_value(str(col))
     return server.client.get(f"/jobs/{job_id}/pixel", params={"row": row, "col": col}).json()
 
 
-def ask_for_pixel(page: Page, row: int, col: int) -> None:
-    """By its numbers."""
+def select_pixel(page: Page, row: int, col: int) -> None:
+    """Select a pixel by row and column."""
     page.get_by_label("Row", exact=True).fill(str(row))
     page.get_by_label("Column", exact=True).fill(str(col))
     page.keyboard.press("Enter")
@@ -130,38 +131,38 @@ def test_files_can_be_dropped(page, colored, tif):
     wait_for_map(page)
 
 
-def test_a_header_alone_is_asked_for_its_data_by_name(page, colored, pair):
+def test_a_header_alone_names_the_missing_data_file(page, colored, pair):
     page.goto(colored.url)
     page.set_input_files("#files", str(pair.with_suffix(".hdr")))
-    expect(page.locator("#verdict")).to_contain_text("strip.img")
+    expect(page.locator("#file-check")).to_contain_text("strip.img")
     expect(page.get_by_role("button", name="Map it")).to_be_disabled()
     page.set_input_files("#files", str(pair))
     expect(page.get_by_role("button", name="Map it")).to_be_enabled()
 
 
-def test_data_alone_are_asked_for_their_header_by_name(page, colored, pair):
+def test_data_alone_name_the_missing_header(page, colored, pair):
     page.goto(colored.url)
     page.set_input_files("#files", str(pair))
-    expect(page.locator("#verdict")).to_contain_text("strip.hdr")
+    expect(page.locator("#file-check")).to_contain_text("strip.hdr")
     expect(page.get_by_role("button", name="Map it")).to_be_disabled()
 
 
-def test_a_file_of_another_kind_is_told_apart_before_it_is_sent(page, colored, tmp_path):
+def test_a_file_that_is_not_a_scene_is_rejected_before_the_upload(page, colored, tmp_path):
     other = tmp_path / "holiday.jpg"
     other.write_bytes(b"\xff\xd8\xff\xe0 no scene")
     page.goto(colored.url)
     page.set_input_files("#files", str(other))
-    expect(page.locator("#verdict")).to_contain_text("holiday.jpg is neither a GeoTIFF")
+    expect(page.locator("#file-check")).to_contain_text("holiday.jpg is neither a GeoTIFF")
     page.get_by_role("button", name="Remove holiday.jpg").click()
-    expect(page.locator("#verdict")).to_be_empty()
+    expect(page.locator("#file-check")).to_be_empty()
 
 
-def test_choices_say_what_they_cost_and_are_sent(page, colored, tif):
+def test_options_describe_their_cost_and_are_sent(page, colored, tif):
     page.goto(colored.url)
     page.set_input_files("#files", str(tif))
-    expect(page.locator("#model-words")).to_contain_text("water, meadow, roof")
+    expect(page.locator("#model-hint")).to_contain_text("water, meadow, roof")
     page.select_option("#stride_px", "2")
-    expect(page.locator("#stride_px-words")).to_contain_text("about 4 times the work of stride 4")
+    expect(page.locator("#stride_px-hint")).to_contain_text("about 4 times the work of stride 4")
     page.select_option("#blend", "none")
     expect(page.locator("#stride_px")).to_have_value("1")
     page.select_option("#blend", "linear")
@@ -172,16 +173,16 @@ def test_choices_say_what_they_cost_and_are_sent(page, colored, tif):
     assert (settings["stride_px"], settings["blend"]) == (8, "linear")
 
 
-def test_a_refusal_is_shown_in_the_servers_words(page, colored, tmp_path):
+def test_the_servers_error_message_is_shown(page, colored, tmp_path):
     other = write_tif(tmp_path / "two_bands.tif", values()[..., :2], wavelengths_nm=np.array([1500.0, 1600.0]))
-    answer = colored.client.post("/classify", files={"scene": part(other)})
-    assert answer.status_code == 422
+    response = colored.client.post("/classify", files={"scene": part(other)})
+    assert response.status_code == 422
     send(page, colored, other)
-    expect(page.get_by_role("alert")).to_have_text(answer.json()["detail"])
+    expect(page.get_by_role("alert")).to_have_text(response.json()["detail"])
     expect(page.get_by_role("button", name="Map it")).to_be_enabled()
 
 
-def test_a_server_that_is_gone_is_told_of(page, tmp_path, tif):
+def test_an_unreachable_server_is_reported(page, tmp_path, tif):
     with running_server(tmp_path / "data") as server:
         page.goto(server.url)
         page.set_input_files("#files", str(tif))
@@ -190,7 +191,7 @@ def test_a_server_that_is_gone_is_told_of(page, tmp_path, tif):
     expect(page.get_by_role("alert")).to_contain_text("The connection broke")
 
 
-def test_an_upload_goes_on_while_another_view_is_looked_at(open_page, colored, mapped, tif):
+def test_an_upload_continues_while_another_view_is_shown(open_page, colored, mapped, tif):
     page = open_page()
     slow = page.context.new_cdp_session(page)
     page.goto(colored.url)
@@ -233,15 +234,15 @@ def test_progress_is_shown_and_the_page_can_be_opened_again(page, open_page, slo
     page.set_input_files("#files", str(large))
     page.select_option("#stride_px", "1")
     page.get_by_role("button", name="Map it").click()
-    words = page.locator("#progress-words")
-    expect(words).to_contain_text(re.compile(r"\d+ % mapped, about \d+ (s|min) left"))
-    first = words.inner_text()
-    wait_for(lambda: words.inner_text() != first)
+    text = page.locator("#progress-text")
+    expect(text).to_contain_text(re.compile(r"\d+ % mapped, about \d+ (s|min) left"))
+    first = text.inner_text()
+    wait_for(lambda: text.inner_text() != first)
     page.reload()
-    expect(words).to_contain_text("% mapped")
+    expect(text).to_contain_text("% mapped")
     again = open_page()
     again.goto(page.url)
-    expect(again.locator("#progress-words")).to_contain_text("% mapped")
+    expect(again.locator("#progress-text")).to_contain_text("% mapped")
     expect(again.locator(".leaflet-tile-pane img").first).to_be_visible()  # the scene, while it is mapped
 
     job_id = page.url[-32:]
@@ -251,19 +252,19 @@ def test_progress_is_shown_and_the_page_can_be_opened_again(page, open_page, slo
     page.get_by_role("button", name="Dismiss").click()
     page.get_by_role("button", name="Dismiss it").click()
     expect(page.locator("main")).to_contain_text("This job was dismissed")
-    expect(again.locator("main")).to_contain_text("This job was dismissed")  # without asking anew
+    expect(again.locator("main")).to_contain_text("This job was dismissed")  # without reloading
     assert slow_server.job(job_id)["status"] == "dismissed"
 
 
-def test_a_job_that_ends_while_it_is_watched_becomes_a_map(page, slow_server, tmp_path):
+def test_a_watched_job_becomes_a_map_when_it_ends(page, slow_server, tmp_path):
     path = tmp_path / "small.tif"
     write_scene(SyntheticScene(rows=48, cols=48, seed=3), path, None)
     send(page, slow_server, path)
     wait_for_map(page)
-    expect(page.locator("#progress-words")).to_have_count(0)
+    expect(page.locator("#progress-text")).to_have_count(0)
 
 
-def test_progress_goes_on_after_the_server_was_restarted(page, tmp_path, large):
+def test_progress_continues_after_a_server_restart(page, tmp_path, large):
     bundles = tmp_path / "bundles"
     bundles.mkdir()
     (bundles / "demo.onnx").write_bytes(DEMO_BUNDLE.read_bytes())
@@ -271,23 +272,23 @@ def test_progress_goes_on_after_the_server_was_restarted(page, tmp_path, large):
     with running_server(tmp_path / "data", *options) as server:
         port = server.url.rsplit(":", 1)[1]
         page.goto(f"{server.url}/#/jobs/{server.submit(large, stride_px='2')}")
-        expect(page.locator("#progress-words")).to_contain_text("% mapped")
-    expect(page.locator("main")).to_contain_text("The job goes on without it")
+        expect(page.locator("#progress-text")).to_contain_text("% mapped")
+    expect(page.locator("main")).to_contain_text("The connection is lost")
     with running_server(tmp_path / "data", *options, "--port", port):
-        expect(page.locator("main")).to_contain_text("Taken up again")
+        expect(page.locator("main")).to_contain_text("Resumed")
 
 
-def test_what_befell_a_job_is_told_while_it_runs(page, slow_server, large):
+def test_events_of_a_running_job_are_shown(page, slow_server, large):
     job_id = slow_server.submit(large, stride_px="1")
     page.goto(f"{slow_server.url}/#/jobs/{job_id}")
-    expect(page.locator("#progress-words")).to_contain_text("% mapped")
+    expect(page.locator("#progress-text")).to_contain_text("% mapped")
     for worker in slow_server.workers():
         os.kill(worker, signal.SIGKILL)
-    expect(page.locator("main")).to_contain_text("died: the job goes on from its finished strips")
+    expect(page.locator("main")).to_contain_text("crashed: the job continues from its finished strips")
     slow_server.client.delete(f"/jobs/{job_id}")
 
 
-def test_focus_pixel_and_place_are_kept_when_the_job_ends(page, slow_server, tmp_path):
+def test_focus_pixel_and_map_position_are_kept_when_the_job_ends(page, slow_server, tmp_path):
     path = tmp_path / "some.tif"
     write_scene(SyntheticScene(rows=90, cols=90, seed=3), path, None)
     send(page, slow_server, path)
@@ -295,15 +296,15 @@ def test_focus_pixel_and_place_are_kept_when_the_job_ends(page, slow_server, tmp
     page.get_by_label("Row", exact=True).fill("12")
     page.get_by_label("Column", exact=True).fill("34")
     page.keyboard.press("Enter")
-    expect(page.locator(".verdict-of-pixel")).to_contain_text("not mapped yet")
+    expect(page.locator(".pixel-class")).to_contain_text("not mapped yet")
     wait_for_map(page)
     expect(page.get_by_label("Column", exact=True)).to_be_focused()
     expect(page.get_by_label("Row", exact=True)).to_have_value("12")
     pixel = slow_server.client.get(f"/jobs/{page.url[-32:]}/pixel", params={"row": 12, "col": 34}).json()
-    expect(page.locator(".verdict-of-pixel")).to_contain_text(pixel["class"]["name"])
+    expect(page.locator(".pixel-class")).to_contain_text(pixel["class"]["name"])
 
 
-def test_a_question_about_a_job_ends_with_the_job(page, slow_server, large):
+def test_a_dialog_about_a_job_closes_when_the_job_ends(page, slow_server, large):
     job_id = slow_server.submit(large, stride_px="1")
     page.goto(f"{slow_server.url}/#/jobs/{job_id}")
     page.get_by_role("button", name="Dismiss").click()
@@ -313,18 +314,18 @@ def test_a_question_about_a_job_ends_with_the_job(page, slow_server, large):
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-def test_a_tab_that_nobody_sees_keeps_no_stream_open_and_still_hears_of_the_end(page, slow_server, tmp_path):
+def test_a_hidden_tab_polls_instead_of_streaming(page, slow_server, tmp_path):
     path = tmp_path / "some.tif"
     write_scene(SyntheticScene(rows=64, cols=64, seed=3), path, None)
     page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => true })")
-    asked = []
-    page.on("request", lambda request: asked.append(request.url))
+    requested = []
+    page.on("request", lambda request: requested.append(request.url))
     page.goto(f"{slow_server.url}/#/jobs/{slow_server.submit(path)}")
     wait_for_map(page)
-    assert not [url for url in asked if url.endswith("/events")]
+    assert not [url for url in requested if url.endswith("/events")]
 
 
-def test_a_failed_job_says_why(page, server, tmp_path):
+def test_a_failed_job_shows_its_error(page, server, tmp_path):
     bad = write_tif(tmp_path / "negative.tif", -values(), wavelengths_nm=WAVELENGTHS)
     job_id = server.submit(bad, model="root")
     why = server.finished(job_id)["problem"]["detail"]
@@ -332,23 +333,23 @@ def test_a_failed_job_says_why(page, server, tmp_path):
     expect(page.get_by_role("alert")).to_contain_text(why)
 
 
-def test_a_job_that_nobody_knows_is_told_of(page, colored):
+def test_an_unknown_job_is_reported(page, colored):
     page.goto(f"{colored.url}/#/jobs/{'0' * 32}")
     expect(page.get_by_role("alert")).to_contain_text("there is no job")
-    page.get_by_role("link", name="To the maps").click()
+    page.get_by_role("link", name="Your maps").click()
     expect(page.get_by_role("heading", name="Your maps")).to_be_visible()
 
 
-@pytest.mark.parametrize("address", ["#/jobs/..%2fmodels", "#/jobs/%E0%A4%A", "#nothing"])
-def test_an_address_of_nothing_says_so(page, colored, address):
-    page.goto(f"{colored.url}/{address}")
-    expect(page.get_by_role("heading", name="There is nothing here")).to_be_visible()
+@pytest.mark.parametrize("url", ["#/jobs/..%2fmodels", "#/jobs/%E0%A4%A", "#nothing"])
+def test_an_unknown_url_is_reported(page, colored, url):
+    page.goto(f"{colored.url}/{url}")
+    expect(page.get_by_role("heading", name="Page not found")).to_be_visible()
 
 
 # The map
 
 
-def test_tiles_of_map_and_scene_are_drawn_over_each_other(page, colored, mapped):
+def test_map_tiles_are_shown_over_scene_tiles(page, colored, mapped):
     open_job(page, colored, mapped)
     expect(page.locator(".leaflet-tile-pane img").first).to_be_visible()
     tiles = '[...document.querySelectorAll(".leaflet-result-pane img, .leaflet-tile-pane img")]'
@@ -394,35 +395,35 @@ def test_swipe_shows_the_map_right_of_a_line_that_keys_move(page, colored, mappe
 def test_another_layer_can_be_chosen_with_its_own_legend(page, colored, mapped):
     open_job(page, colored, mapped)
     expect(page.locator(".ramp")).to_be_hidden()
-    with page.expect_response(re.compile("/tiles/confidence/")) as answer:
+    with page.expect_response(re.compile("/tiles/confidence/")) as response:
         page.get_by_label("Shown on the map").select_option("confidence")
-    assert answer.value.ok
+    assert response.value.ok
     expect(page.locator(".ramp-bar")).to_be_visible()
-    with page.expect_response(re.compile("/tiles/probability-2/")) as answer:
+    with page.expect_response(re.compile("/tiles/probability-2/")) as response:
         page.get_by_label("Shown on the map").select_option("probability-2")
-    assert answer.value.ok
+    assert response.value.ok
     assert "meadow" in page.get_by_label("Shown on the map").locator("option:checked").inner_text()
 
 
-def test_the_scene_can_be_looked_at_in_other_bands(page, slow_server, tmp_path):
+def test_the_scene_can_be_shown_in_other_bands(page, slow_server, tmp_path):
     path = tmp_path / "small.tif"
     write_scene(SyntheticScene(rows=32, cols=32, seed=3), path, None)
     job_id = slow_server.submit(path)
     job = slow_server.finished(job_id)
     open_job(page, slow_server, job_id)
-    with page.expect_response(re.compile("/tiles/scene/.*bands=")) as answer:
-        page.get_by_label("Scene in").select_option(label="near infrared, red, green")
-    assert answer.value.ok
+    with page.expect_response(re.compile("/tiles/scene/.*bands=")) as response:
+        page.get_by_label("Scene colours").select_option(label="near infrared, red, green")
+    assert response.value.ok
     scene = slow_server.client.get(f"/scenes/{job['scene_id']}").json()
-    bands = [int(band) for band in answer.value.url.rsplit("=", 1)[1].split(",")]
+    bands = [int(band) for band in response.value.url.rsplit("=", 1)[1].split(",")]
     shown = [scene["wavelengths_nm"][scene["band_numbers"].index(band)] for band in bands]
-    assert [abs(nm - wanted) < 30 for nm, wanted in zip(shown, (860, 650, 550), strict=True)] == [True] * 3
+    assert [abs(nm - target) < 30 for nm, target in zip(shown, (860, 650, 550), strict=True)] == [True] * 3
 
 
 def test_a_click_shows_the_pixels_class_probabilities_and_spectrum(page, colored, mapped):
     open_job(page, colored, mapped)
     pixel = click_pixel(page, colored, mapped, 11, 7)
-    expect(page.locator(".verdict-of-pixel")).to_contain_text(pixel["class"]["name"])
+    expect(page.locator(".pixel-class")).to_contain_text(pixel["class"]["name"])
     bars = page.locator(".bars li").all_inner_texts()
     best = max(pixel["probabilities"], key=lambda each: each["probability"])
     assert len(bars) == 3
@@ -432,9 +433,9 @@ def test_a_click_shows_the_pixels_class_probabilities_and_spectrum(page, colored
     assert page.locator(".spectrum").get_attribute("aria-label").startswith("Spectrum over 450 to 900 nm")
 
 
-def test_a_layer_that_never_came_leaves_nothing_behind(page, colored, mapped):
+def test_a_layer_that_never_loaded_is_removed(page, colored, mapped):
     open_job(page, colored, mapped)
-    page.route("**/tiles/confidence/**", lambda route: None)  # held back for ever
+    page.route("**/tiles/confidence/**", lambda route: None)  # never completes
     page.get_by_label("Shown on the map").select_option("confidence")
     page.get_by_label("Shown on the map").select_option("probability-1")
     expect(page.locator(".leaflet-result-pane .leaflet-layer")).to_have_count(1)
@@ -442,20 +443,20 @@ def test_a_layer_that_never_came_leaves_nothing_behind(page, colored, mapped):
     expect(page.locator(".leaflet-result-pane .leaflet-layer")).to_have_css("opacity", "0")
 
 
-def test_a_double_click_zooms_and_asks_for_no_pixel(page, colored, mapped):
+def test_a_double_click_zooms_and_selects_no_pixel(page, colored, mapped):
     open_job(page, colored, mapped)
-    asked = []
-    page.on("request", lambda request: asked.append(request.url))
+    requested = []
+    page.on("request", lambda request: requested.append(request.url))
     box = page.locator(".map").bounding_box()
     page.mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     expect(page.locator(".leaflet-result-pane img").first).to_be_visible()
     page.wait_for_timeout(600)
-    assert not [url for url in asked if "/pixel" in url]
+    assert not [url for url in requested if "/pixel" in url]
 
 
-def test_a_click_beside_the_scene_takes_the_mark_away(page, colored, mapped):
+def test_a_click_outside_of_the_scene_removes_the_mark(page, colored, mapped):
     open_job(page, colored, mapped)
-    ask_for_pixel(page, 5, 5)
+    select_pixel(page, 5, 5)
     expect(page.locator(".leaflet-tooltip")).to_be_visible()
     box = page.locator(".map").bounding_box()
     page.mouse.click(box["x"] + 60, box["y"] + box["height"] - 60)
@@ -463,7 +464,7 @@ def test_a_click_beside_the_scene_takes_the_mark_away(page, colored, mapped):
     expect(page.locator(".leaflet-tooltip")).to_have_count(0)
 
 
-def test_tiles_that_cannot_be_fetched_are_told_of_and_asked_for_again(page, tmp_path, tif):
+def test_failed_tiles_are_reported_and_can_be_retried(page, tmp_path, tif):
     bundles = tmp_path / "bundles"
     bundles.mkdir()
     write_bundle(bundles / "crops.onnx")
@@ -476,13 +477,13 @@ def test_tiles_that_cannot_be_fetched_are_told_of_and_asked_for_again(page, tmp_
     page.get_by_label("Shown on the map").select_option("confidence")
     expect(page.locator(".map-note")).to_contain_text("The server cannot be reached")
     with running_server(tmp_path / "data", "--bundles", bundles, "--device", "cpu", "--port", port):
-        with page.expect_response(re.compile("/tiles/confidence/")) as answer:
+        with page.expect_response(re.compile("/tiles/confidence/")) as response:
             page.locator(".map-note").get_by_role("button", name="Try again").click()
-        assert answer.value.ok
+        assert response.value.ok
         expect(page.locator(".map-note")).to_be_empty()
 
 
-def test_a_pixel_can_be_asked_for_from_the_keyboard(page, colored, mapped):
+def test_a_pixel_can_be_selected_with_the_keyboard(page, colored, mapped):
     open_job(page, colored, mapped)
     pixel = colored.client.get(f"/jobs/{mapped}/pixel", params={"row": 30, "col": 20}).json()
     page.get_by_label("Row", exact=True).focus()
@@ -490,17 +491,17 @@ def test_a_pixel_can_be_asked_for_from_the_keyboard(page, colored, mapped):
     page.keyboard.press("Tab")
     page.keyboard.type("20")
     page.keyboard.press("Enter")
-    expect(page.locator(".verdict-of-pixel")).to_contain_text(pixel["class"]["name"])
+    expect(page.locator(".pixel-class")).to_contain_text(pixel["class"]["name"])
 
 
-def test_a_scene_without_georeference_has_the_same_page_in_pixels(page, colored, unplaced):
+def test_a_scene_without_georeference_is_shown_in_pixel_coordinates(page, colored, unplaced):
     job_id = colored.submit(unplaced)
     colored.finished(job_id)
     open_job(page, colored, job_id)
     expect(page.get_by_role("alert")).to_contain_text("no georeference")
     expect(page.locator(".legend thead")).to_contain_text("Pixels")
     pixel = click_pixel(page, colored, job_id, 25, 30)
-    expect(page.locator(".verdict-of-pixel")).to_contain_text(pixel["class"]["name"])
+    expect(page.locator(".pixel-class")).to_contain_text(pixel["class"]["name"])
     expect(page.get_by_label("For QGIS")).to_have_count(0)
 
 
@@ -517,25 +518,25 @@ def test_every_result_can_be_downloaded(page, colored, mapped):
     assert content == colored.client.get(f"/jobs/{mapped}/results/classes.tif").content
 
 
-def test_the_address_for_qgis_serves_tiles(page, colored, mapped):
+def test_the_url_for_qgis_serves_tiles(page, colored, mapped):
     open_job(page, colored, mapped)
-    address = page.get_by_label("For QGIS").input_value()
-    assert "{z}/{x}/{y}" in address
-    answer = colored.client.get(unquote(address).format(z=0, x=0, y=0))
-    assert answer.headers["content-type"] == "image/png"
+    url = page.get_by_label("For QGIS").input_value()
+    assert "{z}/{x}/{y}" in url
+    response = colored.client.get(unquote(url).format(z=0, x=0, y=0))
+    assert response.headers["content-type"] == "image/png"
 
 
 def test_a_map_without_its_scene_is_still_shown(page, colored, tif):
     scene = colored.client.post("/scenes", files={"scene": part(tif)}).json()
     execution = {"inputs": {"scene": {"href": f"/scenes/{scene['id']}"}}}
-    answer = colored.client.post(
+    response = colored.client.post(
         "/processes/classify-scene/execution", json=execution, headers={"Prefer": "respond-async"}
     )
-    job_id = answer.json()["jobID"]
+    job_id = response.json()["jobID"]
     colored.finished(job_id)
     assert colored.client.delete(f"/scenes/{scene['id']}").status_code in (200, 204)
     open_job(page, colored, job_id)
-    expect(page.locator(".layers")).to_contain_text("The scene itself was removed")
+    expect(page.locator(".layers")).to_contain_text("The scene was removed")
 
 
 def test_a_finished_map_can_be_dismissed(page, colored, tif):
@@ -551,7 +552,7 @@ def test_a_finished_map_can_be_dismissed(page, colored, tif):
 # The list
 
 
-def test_jobs_are_listed_with_state_and_thumbnail(page, colored, tif):
+def test_jobs_are_listed_with_status_and_thumbnail(page, colored, tif):
     job_id = colored.submit(tif)
     colored.finished(job_id)
     page.goto(colored.url)
@@ -564,25 +565,25 @@ def test_jobs_are_listed_with_state_and_thumbnail(page, colored, tif):
     expect(page.get_by_role("heading", name="Your maps")).to_be_visible()
 
 
-def test_the_list_changes_without_taking_the_focus_away(page, slow_server, large):
+def test_the_list_updates_without_losing_the_focus(page, slow_server, large):
     job_id = slow_server.submit(large, stride_px="1")
     page.goto(slow_server.url)
     line = page.locator(f".jobs a[href$='{job_id}']")
-    expect(line).to_contain_text("is mapped")
+    expect(line).to_contain_text("being mapped")
     line.focus()
     slow_server.client.delete(f"/jobs/{job_id}")
     expect(line).to_contain_text("dismissed")
     expect(line).to_be_focused()
 
 
-def test_a_job_that_others_send_appears_in_the_list(page, colored, tif):
+def test_a_job_of_another_client_appears_in_the_list(page, colored, tif):
     page.goto(colored.url)
     expect(page.get_by_role("heading", name="Your maps")).to_be_visible()
     job_id = colored.submit(tif)
     expect(page.locator(f".jobs li:first-child a[href$='{job_id}']")).to_contain_text("mapped")
 
 
-# Names that are no text
+# Names with HTML
 
 
 def test_class_and_file_names_that_hold_html_are_shown_as_text(page, tmp_path):
@@ -591,11 +592,11 @@ def test_class_and_file_names_that_hold_html_are_shown_as_text(page, tmp_path):
     bundles.mkdir()
     write_bundle(bundles / "nasty.onnx", class_names=nasty, class_colors=["#1f78b4", "#33a02c", "#e31a1c"])
     scene = write_tif(tmp_path / "<b>field<b>.tif", values(), wavelengths_nm=WAVELENGTHS)
-    said = []
-    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+    dialogs = []
+    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     with running_server(tmp_path / "data", "--bundles", bundles, "--device", "cpu") as server:
         page.goto(server.url)
-        expect(page.locator("#model-words")).to_contain_text(nasty[0])
+        expect(page.locator("#model-hint")).to_contain_text(nasty[0])
         page.set_input_files("#files", str(scene))
         expect(page.locator(".files")).to_contain_text("<b>field<b>.tif")
         page.get_by_role("button", name="Map it").click()
@@ -608,20 +609,20 @@ def test_class_and_file_names_that_hold_html_are_shown_as_text(page, tmp_path):
         assert page.locator("main b, main script, main img[src='x']").count() == 0
         page.goto(server.url)
         expect(page.locator(".jobs")).to_contain_text("<b>field<b>.tif")
-    assert said == []
+    assert dialogs == []
 
 
 # Keys
 
 
-def test_a_key_is_asked_for_once_and_kept_for_the_tab(page, open_page, tmp_path, tif):
+def test_a_key_is_prompted_for_once_and_stored_for_the_tab(page, open_page, tmp_path, tif):
     with running_server(tmp_path / "data", HYPERSCENE_API_KEYS="right,other") as server:
         page.goto(server.url)
         page.get_by_label("API key", exact=True).fill("wrong")
-        page.get_by_role("button", name="Use it").click()
-        expect(page.get_by_role("dialog")).to_contain_text("does not know the key")
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_role("dialog")).to_contain_text("does not accept this key")
         page.get_by_label("API key", exact=True).fill("right")
-        page.get_by_role("button", name="Use it").click()
+        page.get_by_role("button", name="Use this key").click()
         expect(page.get_by_role("heading", name="Your maps")).to_be_visible()
         large = SyntheticScene(rows=48, cols=48, seed=3)
         scene = tmp_path / "keyed.tif"
@@ -638,44 +639,44 @@ def test_a_key_is_asked_for_once_and_kept_for_the_tab(page, open_page, tmp_path,
         another = open_page()
         another.goto(page.url)
         expect(another.get_by_label("API key", exact=True)).to_be_visible()
-        another.get_by_role("button", name="Not now").click()
-        expect(another.get_by_role("alert")).to_contain_text("wants an API key")
-        another.get_by_role("button", name="Give a key").click()
+        another.get_by_role("button", name="Cancel").click()
+        expect(another.get_by_role("alert")).to_contain_text("requires an API key")
+        another.get_by_role("button", name="Enter a key").click()
         another.get_by_label("API key", exact=True).fill("other")
-        another.get_by_role("button", name="Use it").click()
+        another.get_by_role("button", name="Use this key").click()
         expect(another.get_by_role("alert")).to_contain_text("there is no job")  # another key's
 
 
-def test_a_key_may_hold_any_letters(page, tmp_path):
+def test_a_key_may_contain_any_characters(page, tmp_path):
     with running_server(tmp_path / "data", HYPERSCENE_API_KEYS="schlüssel-ключ") as server:
         page.goto(server.url)
         page.get_by_label("API key", exact=True).fill("schlüssel-ключ")
-        page.get_by_role("button", name="Use it").click()
+        page.get_by_role("button", name="Use this key").click()
         expect(page.get_by_role("heading", name="Your maps")).to_be_visible()
         assert page.get_by_role("dialog").count() == 0
 
 
-# People with other devices
+# Accessibility
 
 
-def test_without_javascript_the_page_says_what_to_do(open_page, colored):
+def test_without_javascript_the_page_shows_instructions(open_page, colored):
     page = open_page(java_script_enabled=False)
     page.goto(colored.url)
     expect(page.get_by_role("heading", name="Map a scene without JavaScript")).to_be_visible()
     expect(page.locator("pre").first).to_have_text(f"curl -F scene=@scene.tif {colored.url}/classify -o classes.tif")
 
 
-@pytest.mark.parametrize("address", ["", "#/jobs/{job}"])
-def test_a_narrow_screen_needs_no_scrolling_sideways(open_page, colored, mapped, address):
+@pytest.mark.parametrize("url", ["", "#/jobs/{job}"])
+def test_a_narrow_screen_needs_no_scrolling_sideways(open_page, colored, mapped, url):
     page = open_page(viewport={"width": 380, "height": 800})
-    page.goto(f"{colored.url}/{address.format(job=mapped)}")
+    page.goto(f"{colored.url}/{url.format(job=mapped)}")
     expect(page.get_by_role("heading", level=1)).to_be_visible()
-    if address:
+    if url:
         wait_for_map(page)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 380
 
 
-def test_everything_on_the_start_page_is_reached_by_tab_with_visible_focus(page, colored, mapped):
+def test_every_control_of_the_start_page_is_reached_by_tab_with_visible_focus(page, colored, mapped):
     page.goto(colored.url)
     expect(page.locator(".jobs a").first).to_be_visible()
     reached = []
@@ -695,10 +696,10 @@ def test_everything_on_the_start_page_is_reached_by_tab_with_visible_focus(page,
         assert outlines[name] == "solid"
 
 
-def test_nothing_is_fetched_from_another_host(page, colored, mapped):
-    asked = []
-    page.on("request", lambda request: asked.append(request.url))
+def test_nothing_is_loaded_from_other_hosts(page, colored, mapped):
+    requested = []
+    page.on("request", lambda request: requested.append(request.url))
     open_job(page, colored, mapped)
-    others = [url for url in asked if not url.startswith((colored.url, "blob:", "data:"))]
-    assert asked
+    others = [url for url in requested if not url.startswith((colored.url, "blob:", "data:"))]
+    assert requested
     assert others == []

@@ -1,8 +1,10 @@
-"""With this folder on PYTHONPATH a worker is killed whenever the network is asked about a pixel that holds POISON, and
-so is whoever makes a picture of it or reads its spectrum; SLOW takes its time, and HESITATION
-the first time, before the file HESITATED is there. Workers of a cluster are meant where CLUSTER_POISON is set; where it
-is `memory`, `engine` or `task`, they fail at everything slow, and where it begins with `without`, they refuse the
-bundle whose name follows."""
+"""Faults on demand, for processes with this folder on PYTHONPATH.
+
+A process kills itself when it classifies, draws or reads a pixel of value POISON. Pixels of value SLOW take time, and
+those of value HESITATION the first time only, until the file named by HESITATED exists. Cluster workers are affected if
+CLUSTER_POISON is set: with `memory`, `engine` or `task` they fail at slow pixels, with `without NAME` they refuse the
+bundle NAME.
+"""
 
 import os
 import signal
@@ -12,12 +14,12 @@ from pathlib import Path
 
 POISON, SLOW, HESITATION, SLOW_S, SLOW_PIXEL_S, SLOW_CALL_S = 77.0, 78.0, 79.0, 6.0, 1.0, 0.05
 
-if "service.jobs.worker" in sys.orig_argv or "CLUSTER_POISON" in os.environ:
-    from service.mapping.engines import CpuEngine
+if "hyperscene.service.jobs.worker" in sys.orig_argv or "CLUSTER_POISON" in os.environ:
+    from hyperscene.service.mapping.engines import CpuEngine
 
-    ask = CpuEngine.probabilities
+    probabilities = CpuEngine.probabilities
 
-    def die_of_poison(self, cube, centers):
+    def crash_on_poison(self, cube, centers):
         if (cube == POISON).any():
             os.kill(os.getpid(), signal.SIGKILL)
         if (cube == HESITATION).any() and not Path(os.environ["HESITATED"]).exists():
@@ -29,51 +31,51 @@ if "service.jobs.worker" in sys.orig_argv or "CLUSTER_POISON" in os.environ:
             if os.environ["CLUSTER_POISON"] == "engine":
                 raise RuntimeError("the GPU has fallen off the bus")
             time.sleep(SLOW_CALL_S)
-        return ask(self, cube, centers)
+        return probabilities(self, cube, centers)
 
-    CpuEngine.probabilities = die_of_poison
+    CpuEngine.probabilities = crash_on_poison
 
 if os.environ.get("CLUSTER_POISON") == "task":
-    from service.cluster import roster
+    from hyperscene.service.cluster import worker_pool
 
-    def fail_at_all(question):
+    def fail(request):
         raise RuntimeError("can't start new thread")
 
-    roster.answer_question = fail_at_all
+    worker_pool.predict_strip = fail
 
 if os.environ.get("CLUSTER_POISON", "").startswith("without "):
-    from service.cluster import tasks
-    from service.errors import NotReady
+    from hyperscene.errors import NotReady
+    from hyperscene.service.cluster import tasks
 
     make = tasks.make_engine
 
-    def refuse_some(bundle, *options):
+    def refuse_one(bundle, *options):
         if bundle.path.stem == os.environ["CLUSTER_POISON"].removeprefix("without "):
-            raise NotReady("this engine does not give the bundle's own answers")
+            raise NotReady("this engine does not reproduce the bundle's reference output")
         return make(bundle, *options)
 
-    tasks.make_engine = refuse_some
+    tasks.make_engine = refuse_one
 
-if "service.jobs.views" in sys.orig_argv:
-    from service.mapping import pictures
+if "hyperscene.service.jobs.previews" in sys.orig_argv:
+    from hyperscene.service.mapping import pictures
 
     stretch = pictures.stretched
 
-    def die_of_a_look(cube, valid, low, high):
+    def crash_on_poisoned_picture(cube, valid, low, high):
         if (cube == POISON).any():
             os.kill(os.getpid(), signal.SIGKILL)
         if (cube == SLOW).any():
             time.sleep(SLOW_S)
         return stretch(cube, valid, low, high)
 
-    pictures.stretched = die_of_a_look
+    pictures.stretched = crash_on_poisoned_picture
 
-if "service.jobs.pixels" in sys.orig_argv:
-    from service.mapping import scenes
+if "hyperscene.service.jobs.pixels" in sys.orig_argv:
+    from hyperscene.service.mapping import scenes
 
-    read = scenes.ScenePixels.spectrum
+    read = scenes.SceneReader.spectrum
 
-    def die_of_a_spectrum(self, row, col):
+    def crash_on_poisoned_spectrum(self, row, col):
         values = read(self, row, col)
         if (values == POISON).any():
             os.kill(os.getpid(), signal.SIGKILL)
@@ -81,4 +83,4 @@ if "service.jobs.pixels" in sys.orig_argv:
             time.sleep(SLOW_PIXEL_S)
         return values
 
-    scenes.ScenePixels.spectrum = die_of_a_spectrum
+    scenes.SceneReader.spectrum = crash_on_poisoned_spectrum

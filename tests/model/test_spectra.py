@@ -1,0 +1,114 @@
+"""Wavelengths: units, names, and the matching of bands."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyperscene.model.spectra import BandMismatch, from_band_names, match_bands, parse_list, to_nm
+
+BUNDLE = np.arange(500.0, 1000.0, 10)
+
+
+@pytest.mark.parametrize(
+    ("values", "unit", "expected"),
+    [
+        ([450.5], "Nanometers", 450.5),
+        ([0.4505], "Micrometers", 450.5),
+        ([0.4505], "um", 450.5),
+        ([450.5], None, 450.5),
+        ([0.4505], "Micrometres", 450.5),
+        ([0.4505], None, 450.5),
+        ([450.5], "Unknown", 450.5),
+        ([12.0], None, 12_000.0),
+    ],
+)
+def test_units_become_nm(values, unit, expected):
+    np.testing.assert_allclose(to_nm(values, unit), [expected])
+
+
+@pytest.mark.parametrize("values", [[], [0.0], [-5.0], [float("nan")]])
+def test_numbers_that_cannot_be_wavelengths_give_none(values):
+    assert to_nm(values, None) is None
+
+
+def test_wavelengths_are_found_in_band_names():
+    names = ["band 1 (0.455400 Micrometers)", "Band 2 (469.4 nm)", ".4843 um"]
+    np.testing.assert_allclose(from_band_names(names), [455.4, 469.4, 484.3])
+
+
+@pytest.mark.parametrize("names", [[], ["band 1"], ["450 nm", None], ["450 nm", "red"]])
+def test_names_without_wavelengths_give_none(names):
+    assert from_band_names(names) is None
+
+
+def test_lists_are_read_with_braces_commas_and_lines():
+    assert parse_list("{1, 2.5,\n 3}") == [1.0, 2.5, 3.0]
+
+
+def test_the_same_wavelengths_match_in_any_order():
+    order = np.random.default_rng(0).permutation(len(BUNDLE))
+    match = match_bands(BUNDLE[order] + 2, len(BUNDLE), BUNDLE, len(BUNDLE))
+    assert match.kind == "same"
+    np.testing.assert_array_equal(order[match.bands], np.arange(len(BUNDLE)))
+
+
+@pytest.mark.parametrize("fwhm_nm", [None, 2.0, 12.0, 40.0])
+def test_a_scene_matches_itself_whatever_the_width_of_its_bands(fwhm_nm):
+    fwhm = None if fwhm_nm is None else np.full(len(BUNDLE), fwhm_nm)
+    match = match_bands(BUNDLE, len(BUNDLE), BUNDLE, len(BUNDLE), fwhm)
+    assert match.kind == "same"
+    np.testing.assert_array_equal(match.bands, np.arange(len(BUNDLE)))
+
+
+def test_duplicate_wavelengths_give_no_nan():
+    twice = np.array([450.0, 450.0, 470.0, 490.0])
+    np.testing.assert_array_equal(match_bands(twice, 4, twice, 4).bands, [0, 1, 2, 3])
+    match = match_bands(twice, 4, np.array([450.0, 457.0, 480.0]), 3)
+    assert match.weights is not None
+    np.testing.assert_allclose(match.weights.sum(axis=0), 1)
+
+
+def test_bands_that_are_not_needed_are_left_out():
+    scene = np.concatenate([[400.0, 410.0], BUNDLE, [1200.0]])
+    match = match_bands(scene, len(scene), BUNDLE, len(BUNDLE))
+    np.testing.assert_array_equal(match.bands, np.arange(2, 2 + len(BUNDLE)))
+
+
+@given(st.floats(3.0, 25.0), st.floats(-4.0, 4.0))
+def test_resampling_keeps_a_straight_spectrum_straight(spacing_nm, start_nm):
+    scene = np.arange(490 + start_nm, 1030, spacing_nm)
+    match = match_bands(scene, len(scene), BUNDLE, len(BUNDLE))
+    spectrum = (3 + 0.01 * scene)[match.bands]
+    found = spectrum @ match.weights if match.weights is not None else spectrum
+    tolerance = 0.01 * 5.01 if match.weights is None else 1e-4  # half a spacing counts as the same band
+    np.testing.assert_allclose(found, 3 + 0.01 * BUNDLE, rtol=0, atol=tolerance)
+
+
+def test_wide_bands_average_the_narrow_ones_under_them():
+    scene = np.arange(480.0, 1020.0, 2)
+    match = match_bands(scene, len(scene), BUNDLE, len(BUNDLE), np.full(len(BUNDLE), 20.0))
+    assert match.weights is not None
+    np.testing.assert_allclose(match.weights.sum(axis=0), 1, atol=1e-6)
+    assert ((match.weights > 0.01).sum(axis=0) > 8).all()
+
+
+@pytest.mark.parametrize(
+    ("scene", "first"),
+    [(np.arange(600.0, 1000.0, 10), "500.0"), (np.arange(500.0, 800.0, 10), "800.0"),
+     (np.concatenate([np.arange(500.0, 700.0, 10), np.arange(800.0, 1000.0, 10)]), "700.0")],
+)  # fmt: skip
+def test_a_scene_that_does_not_cover_the_bundle_is_refused_with_the_first_gap(scene, first):
+    with pytest.raises(BandMismatch, match=f"the first at {first} nm"):
+        match_bands(scene, len(scene), BUNDLE, len(BUNDLE))
+
+
+def test_without_any_wavelengths_bands_match_by_count():
+    assert match_bands(None, 7, None, 7).kind == "by count"
+    with pytest.raises(BandMismatch, match="7 bands and the bundle 8"):
+        match_bands(None, 7, None, 8)
+
+
+def test_a_bundle_with_wavelengths_refuses_a_scene_without():
+    with pytest.raises(BandMismatch, match="without wavelengths; the bundle needs 50 bands from 500 to 990 nm"):
+        match_bands(None, 50, BUNDLE, 50)

@@ -1,0 +1,82 @@
+"""A view has the bundle's bands, with missing data filled."""
+
+import numpy as np
+import pytest
+
+from hyperscene.errors import BandsMissing
+from hyperscene.model.bundle import load_bundle
+from hyperscene.service.mapping.band_view import sample_pixels, unit_warning, view_scene
+from hyperscene.service.mapping.scenes import open_scene
+from tests.bundles import describe, pixel_graph, write_bundle
+from tests.scenes import quadrants, spectra_of, write_tif
+
+NM = np.linspace(450, 900, 5)
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    return load_bundle(write_bundle(tmp_path / "b.onnx", nodata_fill=[0.1, 0.2, 0.3, 0.4, 0.5])).manifest
+
+
+def read(view, top=0, bottom=None):
+    with view.open() as pixels:
+        return pixels.read(top, bottom or view.scene.rows)
+
+
+def test_bands_are_in_the_order_of_the_bundle(tmp_path, manifest):
+    values = spectra_of(quadrants(6, 7), 5)
+    view = view_scene(open_scene(write_tif(tmp_path / "s.tif", values, wavelengths_nm=NM)), manifest)
+    backwards = tmp_path / "r.tif"
+    write_tif(backwards, values[..., ::-1], wavelengths_nm=NM[::-1])
+    np.testing.assert_array_equal(read(view).cube, values)
+    np.testing.assert_array_equal(read(view_scene(open_scene(backwards), manifest)).cube, values)
+
+
+def test_unused_bands_do_not_make_pixels_invalid(tmp_path, manifest):
+    values = spectra_of(quadrants(6, 7), 7)
+    values[1, 1, 6] = -1  # at 1000 nm, which the bundle has no use for
+    values[2, 2, 3] = -1
+    nm = np.append(NM, [960, 1000])
+    view = view_scene(open_scene(write_tif(tmp_path / "s.tif", values, wavelengths_nm=nm, nodata=-1)), manifest)
+    pixels = read(view)
+    assert np.argwhere(~pixels.valid).tolist() == [[2, 2]]
+    np.testing.assert_allclose(pixels.cube[2, 2], [0.1, 0.2, 0.3, 0.4, 0.5], rtol=1e-6)
+
+
+def test_resampled_bands_interpolate_the_spectrum(tmp_path, manifest):
+    nm = np.array([440.0, 590, 740, 890, 960])
+    ramp = np.broadcast_to(nm / 1000, (4, 5, len(nm))).astype("float32").copy()
+    ramp[0, 0] = np.nan
+    view = view_scene(open_scene(write_tif(tmp_path / "s.tif", ramp, wavelengths_nm=nm)), manifest)
+    pixels = read(view)
+    assert view.match.kind == "resampled"
+    np.testing.assert_allclose(pixels.cube[1:], np.broadcast_to(NM / 1000, (3, 5, 5)), rtol=1e-5)
+    assert np.isfinite(pixels.cube).all()
+
+
+def test_a_scene_that_does_not_cover_the_wavelengths_of_the_bundle_is_refused(tmp_path, manifest):
+    path = write_tif(tmp_path / "s.tif", spectra_of(quadrants(6, 7), 5), wavelengths_nm=np.linspace(450, 700, 5))
+    with pytest.raises(BandsMissing, match="450 to 700 nm and the bundle 5 bands from 450 to 900 nm") as caught:
+        view_scene(open_scene(path), manifest)
+    assert caught.value.code == "bands_missing"
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [(1, None), (0.1, None), (3, None), (10_000, "divide it by 10000"), (0.0001, "multiply it by 10000"),
+     (100, "divide it by 100")],
+)  # fmt: skip
+def test_values_in_another_unit_give_a_warning(factor, words):
+    spectra = np.random.default_rng(0).uniform(0.05, 1, (500, 5)).astype("float32") * factor
+    warning = unit_warning(spectra, describe(pixel_graph(), value_range=(0.0, 1.0)))
+    assert (warning is None) if words is None else (words in warning)
+
+
+def test_a_sample_is_spread_over_the_scene_and_counts_valid_pixels(tmp_path, manifest):
+    values = np.full((200, 4, 5), 0.5, "float32")
+    values[:100] = -1
+    view = view_scene(open_scene(write_tif(tmp_path / "s.tif", values, wavelengths_nm=NM, nodata=-1)), manifest)
+    with view.open() as pixels:
+        spectra, share = sample_pixels(pixels, 200)
+    assert share == pytest.approx(0.5, abs=0.1)
+    assert (spectra == 0.5).all()

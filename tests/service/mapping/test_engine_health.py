@@ -1,0 +1,182 @@
+"""Engines that crash are left out with a reason, and the next engine is used."""
+
+import os
+import signal
+import sqlite3
+import time
+
+import numpy as np
+import pytest
+
+from hyperscene.service.mapping import engine_health
+from hyperscene.service.mapping.engine_health import engine_report, engines_left_out
+from tests import scenes
+from tests.command_line import run
+from tests.server import RunningServer, running_server, wait_for
+
+pytestmark = pytest.mark.slow
+
+KILL = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n"
+# An OpenVINO that works until its first call, which crashes the process.
+CRASHES_ON_FIRST_BATCH = """
+import os, signal
+__version__ = "2099.1"
+class Graph:
+    def reshape(self, shapes): pass
+    def get_ordered_ops(self): return []
+class Compiled:
+    def create_infer_request(self): return self
+    def infer(self, *_, **__): os.kill(os.getpid(), signal.SIGILL)
+class Core:
+    def read_model(self, content): return Graph()
+    def compile_model(self, *_): return Compiled()
+"""
+# The real package, which breaks as soon as a certain file exists.
+BREAKS_LATER = """
+import importlib, os, signal, sys
+if os.path.exists({flag!r}):
+    os.kill(os.getpid(), signal.SIGILL)
+sys.path.remove({folder!r})
+del sys.modules["openvino"]
+real = importlib.import_module("openvino")
+real.__spec__ = __spec__  # as long as it is imported, too, this is the package's file
+"""
+
+
+@pytest.fixture
+def packages(tmp_path):
+    """A folder of packages that are found before the installed ones, with a separate cache."""
+
+    def write(**modules):
+        folder = tmp_path / "packages"
+        for name, text in modules.items():
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name / "__init__.py").write_text(text)
+            (folder / name / "utils.py").touch()
+        path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+        return {"PYTHONPATH": path, "HYPERSCENE_CACHE": str(tmp_path / "cache")}
+
+    return write
+
+
+def write_scene(path, rows, cols):
+    spectra = scenes.spectra_of(scenes.quadrants(rows, cols), 5)
+    return scenes.write_tif(path, spectra, wavelengths_nm=np.linspace(450, 900, 5))
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    return write_scene(tmp_path_factory.mktemp("scene") / "scene.tif", 60, 50)
+
+
+def served_by(server, scene):
+    job = server.finished(server.submit(scene))
+    assert job["status"] == "successful", job
+    return job
+
+
+@pytest.mark.parametrize("openvino", [KILL, CRASHES_ON_FIRST_BATCH], ids=["on loading", "on the first batch"])
+def test_a_crashing_openvino_is_replaced_by_onnx_runtime(tmp_path, packages, bundle_folder, scene, openvino):
+    environment = packages(openvino=openvino)
+    with running_server(tmp_path / "data", "--bundles", bundle_folder, "--model", "patch", **environment) as server:
+        health = server.client.get("/health").json()
+        reason = "openvino is not used: a probe of it was ended by SIGILL"
+        assert health["warnings"] == [reason]
+        assert server.client.get("/readyz").json() == {"status": "ready", "warnings": [reason]}
+        assert health["workers"][0]["left_out"] == [reason]
+        job = served_by(server, scene)
+        assert job["provider"].startswith("ONNX Runtime")
+        assert reason in [event["text"] for event in job["history"]]
+        assert [worker["pid"] for worker in health["workers"]] == server.workers()
+
+
+def test_a_crashing_onnx_runtime_is_replaced_by_openvino(tmp_path, packages, bundle_folder, scene):
+    environment = packages(onnxruntime=KILL)
+    with running_server(tmp_path / "data", "--bundles", bundle_folder, "--model", "patch", **environment) as server:
+        assert served_by(server, scene)["provider"].startswith("OpenVINO")
+
+
+def test_a_requested_engine_that_crashes_is_named_and_not_restarted_for_ever(tmp_path, packages, bundle_folder):
+    environment = packages(openvino=KILL)
+    server = RunningServer(tmp_path / "data", "--bundles", bundle_folder, "--device", "openvino", **environment)
+    try:
+        wait_for(lambda: "SIGILL" in server.client.get("/readyz").text)
+        problem = server.client.get("/readyz")
+        assert problem.status_code == 503
+        assert "openvino is not used: a probe of it was ended by SIGILL" in problem.json()["detail"]
+        first = server.workers()
+        time.sleep(3)
+        assert server.workers() == first
+        assert "starting another" not in server.log.read_text()
+    finally:
+        server.stop()
+
+
+def test_an_engine_that_breaks_later_is_probed_again_without_blaming_the_job(tmp_path, packages, bundle_folder, scene):
+    flag, folder = tmp_path / "broken", tmp_path / "packages"
+    environment = packages(openvino=BREAKS_LATER.format(flag=str(flag), folder=str(folder)))
+    options = ("--bundles", bundle_folder, "--model", "patch")
+    with running_server(tmp_path / "data", *options, **environment) as server:
+        assert served_by(server, scene)["provider"].startswith("OpenVINO")
+        large = write_scene(tmp_path / "large.tif", 500, 300)
+        job_id = server.submit(large, stride_px="1")
+        wait_for(lambda: server.job(job_id)["status"] == "running" and server.job(job_id)["progress"] > 0)
+        flag.touch()
+        os.kill(server.workers()[0], signal.SIGILL)
+        job = server.finished(job_id)
+        assert job["status"] == "successful"
+        assert job["provider"].startswith("ONNX Runtime")
+        assert any("the engine openvino crashed" in event["text"] for event in job["history"])
+        with sqlite3.connect(server.data / "hyperscene.sqlite") as store:
+            assert store.execute(
+                "SELECT worker_crashes, server_crashes FROM jobs WHERE id = ?", (job_id,)
+            ).fetchone() == (0, 0)
+
+
+def test_a_server_restarted_after_its_engine_broke_uses_the_next_one(tmp_path, packages, bundle_folder, scene):
+    flag, folder = tmp_path / "broken", tmp_path / "packages"
+    environment = packages(openvino=BREAKS_LATER.format(flag=str(flag), folder=str(folder)))
+    options = ("--bundles", bundle_folder, "--model", "patch")
+    with running_server(tmp_path / "data", *options, **environment) as server:
+        assert server.client.get("/health").json()["warnings"] == []
+    flag.touch()
+    with running_server(tmp_path / "data", *options, **environment) as server:
+        assert served_by(server, scene)["provider"].startswith("ONNX Runtime")
+        assert server.log.read_text().count("starting another") == 1
+
+
+def test_classify_uses_the_next_engine_with_a_warning(tmp_path, packages, scene, bundle):
+    done = run("classify", scene, "-o", tmp_path / "map", "--bundle", bundle, **packages(openvino=KILL))
+    assert done.returncode == 0, done.stderr
+    assert "warning: openvino is not used: a probe of it was ended by SIGILL" in done.stderr
+    assert "ONNX Runtime" in (tmp_path / "map" / "summary.json").read_text()
+
+
+def test_without_a_working_engine_classify_fails_in_one_line(tmp_path, packages, scene, bundle):
+    environment = packages(openvino=KILL, onnxruntime=KILL)
+    done = run("classify", scene, "-o", tmp_path / "map", "--bundle", bundle, **environment)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "openvino is not used" in done.stderr
+    assert "cpu is not used" in done.stderr
+    assert not (tmp_path / "map").exists()
+
+
+def test_an_engine_that_hangs_is_left_out_for_some_minutes(monkeypatch, tmp_path):
+    monkeypatch.setenv("HYPERSCENE_CACHE", str(tmp_path))
+    monkeypatch.setattr(engine_health, "_known", {})
+    monkeypatch.setattr(engine_health, "PROBE_S", 0.05)
+    report = engine_report("openvino", timeout_s=0.05)
+    assert report.is_broken
+    assert "did not finish" in report.failure
+    assert engines_left_out("openvino") == [report.failure]
+    later = time.time() + 700
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert engines_left_out("openvino") == []
+
+
+def test_a_probe_measures_the_speed_of_an_engine():
+    report = engine_report("cpu")
+    assert report.failure is None
+    assert report.patches_per_s > 0
+    assert report.provider.startswith("ONNX Runtime")

@@ -1,0 +1,324 @@
+"""Scenes and labels in each format, and refusals."""
+
+import json
+import warnings
+
+import h5py
+import numpy as np
+import pyogrio
+import pytest
+import scipy.io
+import shapely
+from rasterio.crs import CRS
+from rasterio.errors import NotGeoreferencedWarning
+from rasterio.transform import Affine, from_origin
+from rasterio.warp import transform as transform_points
+
+from hyperscene.errors import LabelsUnusable, SceneUnreadable, SceneUnusable, ServiceError
+from hyperscene.training.data.datasets import LabelledFiles, LabelledScene, load_labelled_scene
+from tests.scenes import GRID, UTM, quadrants, spectra_of, write_envi, write_tif
+
+LABELS = quadrants(12, 10)
+VALUES = spectra_of(LABELS, 5)
+
+
+def load(*files, **options) -> LabelledScene:
+    return load_labelled_scene(LabelledFiles(*files, **options))
+
+
+@pytest.fixture
+def scene_path(tmp_path):
+    return write_tif(tmp_path / "scene.tif", VALUES, wavelengths_nm=np.linspace(450, 900, 5))
+
+
+@pytest.fixture
+def labels_path(tmp_path):
+    return write_tif(tmp_path / "labels.tif", LABELS, nodata=0)
+
+
+def save_mat_73(path, **arrays):
+    with h5py.File(path, "w", userblock_size=512) as file:
+        for name, array in arrays.items():
+            file[name] = array.T  # MATLAB stores arrays column-major
+    content = bytearray(path.read_bytes())
+    content[:19] = b"MATLAB 7.3 MAT-file"
+    path.write_bytes(content)
+
+
+def polygons(path, driver, crs=UTM, field="kind", names=("wheat", "soil", "water", "wheat"), boxes=None):
+    """Four rectangles of the scene, in any coordinate system."""
+    boxes = boxes or [(0, 0, 5, 6), (5, 0, 10, 6), (0, 6, 5, 12), (5, 6, 10, 12)]
+    shapes = []
+    for left, top, right, bottom in boxes:
+        corners = [GRID @ corner for corner in ((left, top), (right, top), (right, bottom), (left, bottom))]
+        if crs != UTM:
+            corners = list(zip(*transform_points(UTM, crs, *zip(*corners, strict=True)), strict=True))
+        shapes.append(shapely.Polygon(corners))
+    values = np.array(names[: len(shapes)], object if isinstance(names[0], str) else np.int32)
+    pyogrio.raw.write(
+        path, np.array(shapely.to_wkb(shapes)), [values], [field],
+        geometry_type="Polygon", crs=crs.to_wkt(), driver=driver,
+    )  # fmt: skip
+    return path
+
+
+def test_geotiff_with_a_label_raster(scene_path, labels_path):
+    scene = load(scene_path, labels_path)
+    np.testing.assert_array_equal(scene.cube, VALUES)
+    np.testing.assert_array_equal(scene.labels, LABELS)
+    np.testing.assert_allclose(scene.wavelengths_nm, np.linspace(450, 900, 5))
+    standardised = scene.standardised().reshape(-1, 5)
+    np.testing.assert_allclose(standardised.mean(axis=0), 0, atol=1e-5)
+    np.testing.assert_allclose(standardised.std(axis=0), 1, atol=1e-5)
+
+
+def test_envi_scene_and_envi_labels_with_names_and_wavelengths(tmp_path):
+    header = "wavelength units = Nanometers\nwavelength = {450, 500, 550, 600, 650}\n"
+    scene_path = write_envi(tmp_path / "s.bsq", VALUES, header)
+    names = "classes = 5\nclass names = {Unclassified, wheat, soil, water, road}\n"
+    labels_path = write_envi(tmp_path / "l.img", LABELS[..., None], names)
+    scene = load(scene_path, labels_path)
+    assert [entry.name for entry in scene.legend] == ["wheat", "soil", "water", "road"]
+    assert scene.wavelengths_nm[2] == 550
+
+
+@pytest.mark.parametrize("version", ["5", "7.3"])
+def test_matlab_files_are_found_by_shape(tmp_path, version):
+    save = save_mat_73 if version == "7.3" else lambda path, **arrays: scipy.io.savemat(path, arrays)
+    save(tmp_path / "cube.mat", pines=VALUES, note=np.arange(3.0))
+    save(tmp_path / "gt.mat", pines_gt=LABELS)
+    scene = load(tmp_path / "cube.mat", tmp_path / "gt.mat")
+    np.testing.assert_allclose(scene.cube, VALUES)
+    np.testing.assert_array_equal(scene.labels, LABELS)
+    assert scene.wavelengths_nm is None
+
+
+def test_several_cubes_in_one_file_are_refused_until_one_is_named(tmp_path):
+    scipy.io.savemat(tmp_path / "two.mat", {"raw": VALUES, "smooth": VALUES * 2, "gt": LABELS, "other": LABELS})
+    with pytest.raises(SceneUnreadable, match=r"raw 12 x 10 x 5.*choose with --variable"):
+        load(tmp_path / "two.mat", tmp_path / "two.mat")
+    with pytest.raises(SceneUnreadable, match=r"gt 12 x 10.*choose with --label-variable"):
+        load(tmp_path / "two.mat", tmp_path / "two.mat", variable="smooth")
+    with pytest.raises(SceneUnreadable, match=r"no variable 'rough'; it contains raw"):
+        load(tmp_path / "two.mat", tmp_path / "two.mat", variable="rough")
+    scene = load(tmp_path / "two.mat", tmp_path / "two.mat", variable="smooth", label_variable="gt")
+    np.testing.assert_allclose(scene.cube, VALUES * 2)
+
+
+def test_numpy_files_with_sparse_label_values(tmp_path):
+    np.save(tmp_path / "cube.npy", VALUES.astype(np.float64))
+    np.save(tmp_path / "gt.npy", np.choose(LABELS, [0, 1, 10, 11, 14]))
+    scene = load(tmp_path / "cube.npy", tmp_path / "gt.npy")
+    np.testing.assert_array_equal(scene.labels, LABELS)
+    assert [(entry.value, entry.name) for entry in scene.legend] == [
+        (1, "class 1"),
+        (10, "class 10"),
+        (11, "class 11"),
+        (14, "class 14"),
+    ]
+
+
+def test_wavelengths_come_from_a_file_where_the_scene_has_none(tmp_path):
+    np.save(tmp_path / "cube.npy", VALUES)
+    np.save(tmp_path / "gt.npy", LABELS)
+    (tmp_path / "nm.txt").write_text("0.45\n0.5\n0.55\n0.6\n0.65\n")
+    scene = load(tmp_path / "cube.npy", tmp_path / "gt.npy", wavelengths=tmp_path / "nm.txt")
+    np.testing.assert_allclose(scene.wavelengths_nm, [450, 500, 550, 600, 650])
+    (tmp_path / "nm.txt").write_text("0.45\n")
+    with pytest.raises(SceneUnusable, match="1 wavelengths for 5 bands"):
+        load(tmp_path / "cube.npy", tmp_path / "gt.npy", wavelengths=tmp_path / "nm.txt")
+
+
+@pytest.mark.parametrize(("suffix", "driver"), [(".gpkg", "GPKG"), (".geojson", "GeoJSON"), (".shp", "ESRI Shapefile")])
+@pytest.mark.parametrize("epsg", [32633, 4326, 3857])
+def test_polygons_are_reprojected_and_rasterised(tmp_path, scene_path, suffix, driver, epsg):
+    if driver == "GeoJSON" and epsg != 4326:
+        epsg = 4326  # GeoJSON allows no other
+    path = polygons(tmp_path / f"p{suffix}", driver, CRS.from_epsg(epsg))
+    scene = load(scene_path, path, class_field="kind")
+    assert [entry.name for entry in scene.legend] == ["soil", "water", "wheat"]
+    expected = np.choose(LABELS - 1, [3, 1, 2, 3])  # in alphabetical order
+    np.testing.assert_array_equal(scene.labels, expected)
+
+
+def test_numbered_polygons_keep_their_numbers(tmp_path, scene_path):
+    path = polygons(tmp_path / "p.gpkg", "GPKG", names=(2, 5, 10, 2))
+    scene = load(scene_path, path, class_field="kind", classes="2=a,5=b,10=c")
+    assert [(entry.value, entry.name) for entry in scene.legend] == [(2, "a"), (5, "b"), (10, "c")]
+    np.testing.assert_array_equal(scene.labels, np.choose(LABELS - 1, [1, 2, 3, 1]))
+
+
+def test_classes_in_another_order_do_not_swap_polygon_names(tmp_path, scene_path):
+    path = polygons(tmp_path / "p.gpkg", "GPKG")
+    with pytest.raises(LabelsUnusable, match="own classes are soil, water, wheat; --classes names 'Wheat'"):
+        load(scene_path, path, class_field="kind", classes="Wheat,Soil,Water")
+    scene = load(scene_path, path, class_field="kind", classes="wheat #aabbcc,soil,water")
+    assert [(entry.name, entry.color) for entry in scene.legend][2] == ("wheat", "#aabbcc")
+
+
+def test_a_polygon_without_a_class_is_refused(tmp_path, scene_path):
+    path = polygons(tmp_path / "p.gpkg", "GPKG", names=("a", "", "b", "c"))
+    with pytest.raises(LabelsUnusable, match="has no value in 'kind'"):
+        load(scene_path, path, class_field="kind")
+
+
+def test_metres_in_a_geojson_that_should_hold_degrees_are_refused(tmp_path, scene_path):
+    box = [[380_000, 5_820_000], [380_090, 5_820_000], [380_090, 5_819_900], [380_000, 5_820_000]]
+    feature = {"type": "Feature", "properties": {"kind": "a"}, "geometry": {"type": "Polygon", "coordinates": [box]}}
+    (tmp_path / "p.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": [feature]}))
+    with pytest.raises(LabelsUnusable, match=r"p\.geojson"):
+        load(scene_path, tmp_path / "p.geojson", class_field="kind")
+
+
+def test_points_and_several_layers_are_refused(tmp_path, scene_path):
+    point = np.array([shapely.to_wkb(shapely.Point(GRID @ (1, 1)))])
+    for layer in ("first", "second"):
+        pyogrio.raw.write(
+            tmp_path / "p.gpkg", point, [np.array(["a"], object)], ["kind"], geometry_type="Point", crs=UTM.to_wkt(),
+            driver="GPKG", layer=layer, append=layer == "second",
+        )  # fmt: skip
+        reason = (
+            "geometries other than polygons: keep only polygons"
+            if layer == "first"
+            else "several layers, first, second"
+        )
+        with pytest.raises(LabelsUnusable, match=reason):
+            load(scene_path, tmp_path / "p.gpkg", class_field="kind")
+
+
+def test_labels_without_a_coordinate_system_must_have_the_coordinates_of_the_scene(tmp_path, scene_path):
+    path = write_tif(tmp_path / "l.tif", LABELS, crs=None, transform=from_origin(380_300, 5_820_000, 30, 30))
+    with pytest.raises(LabelsUnusable, match="columns off"):
+        load(scene_path, path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotGeoreferencedWarning)
+        path = write_tif(tmp_path / "plain.tif", LABELS, crs=None, transform=Affine.identity())
+        np.testing.assert_array_equal(load(scene_path, path).labels, LABELS)
+
+
+def test_other_variables_in_a_matlab_file_are_ignored(tmp_path, labels_path):
+    with h5py.File(tmp_path / "c.mat", "w") as file:
+        file["cube"] = VALUES.T
+        file["text"] = "a note"
+        file["nothing"] = h5py.Empty("f")
+        file.create_group("group")["inner"] = VALUES.T
+    np.testing.assert_allclose(load(tmp_path / "c.mat", labels_path).cube, VALUES)
+
+
+def test_a_value_that_no_sensor_measures_is_refused(tmp_path, labels_path):
+    values = VALUES.copy()
+    values[0, 0] = -3.4e38
+    with pytest.raises(SceneUnusable, match="no-data value"):
+        load(write_tif(tmp_path / "s.tif", values), labels_path)
+
+
+def test_an_empty_cube_is_refused(tmp_path, labels_path):
+    np.save(tmp_path / "cube.npy", np.zeros((12, 10, 0)))
+    with pytest.raises(SceneUnreadable, match="no cube"):
+        load(tmp_path / "cube.npy", labels_path)
+
+
+def test_a_missing_class_field_is_refused_with_the_fields_of_the_file(tmp_path, scene_path):
+    path = polygons(tmp_path / "p.gpkg", "GPKG")
+    with pytest.raises(LabelsUnusable, match=r"no field 'Kind'; its fields are kind"):
+        load(scene_path, path, class_field="Kind")
+    with pytest.raises(LabelsUnusable, match="--class-field must name"):
+        load(scene_path, path)
+
+
+def test_polygons_that_miss_the_scene_are_refused(tmp_path, scene_path):
+    path = polygons(tmp_path / "p.gpkg", "GPKG", boxes=[(500, 500, 510, 510), (520, 500, 530, 510)])
+    with pytest.raises(LabelsUnusable, match="both show the same area"):
+        load(scene_path, path, class_field="kind")
+
+
+def test_a_class_whose_polygons_contain_no_pixel_centre_is_refused(tmp_path, scene_path):
+    path = polygons(tmp_path / "p.gpkg", "GPKG", boxes=[(0, 0, 5, 6), (5, 0, 10, 6), (0.6, 8.6, 0.9, 8.9)])
+    with pytest.raises(LabelsUnusable, match=r"class 'water' of p\.gpkg covers no pixel centre"):
+        load(scene_path, path, class_field="kind")
+
+
+def test_polygons_need_a_scene_with_coordinates(tmp_path):
+    np.save(tmp_path / "cube.npy", VALUES)
+    with pytest.raises(LabelsUnusable, match="no coordinate system"):
+        load(tmp_path / "cube.npy", polygons(tmp_path / "p.gpkg", "GPKG"), class_field="kind")
+
+
+def test_labels_of_another_size_are_refused(tmp_path, scene_path):
+    path = write_tif(tmp_path / "l.tif", quadrants(9, 10))
+    with pytest.raises(LabelsUnusable, match=r"l\.tif is 9 x 10 and scene\.tif 12 x 10 pixels"):
+        load(scene_path, path)
+
+
+def test_labels_at_other_coordinates_are_refused(tmp_path, scene_path):
+    path = write_tif(tmp_path / "l.tif", LABELS, transform=from_origin(380_300, 5_820_000, 30, 30))
+    with pytest.raises(LabelsUnusable, match=r"0\.0 rows and 10\.0 columns off"):
+        load(scene_path, path)
+
+
+def test_a_coordinate_system_may_be_written_in_two_ways(tmp_path, scene_path):
+    spelt = CRS.from_proj4("+proj=utm +zone=33 +datum=WGS84 +units=m +no_defs")
+    scene = load(scene_path, write_tif(tmp_path / "l.tif", LABELS, crs=spelt))
+    np.testing.assert_array_equal(scene.labels, LABELS)
+
+
+def test_a_cube_with_bands_first_is_recognised_by_the_size_of_the_labels(tmp_path):
+    np.save(tmp_path / "cube.npy", np.moveaxis(VALUES, -1, 0))
+    np.save(tmp_path / "gt.npy", LABELS)
+    with pytest.raises(LabelsUnusable, match="save it as rows x cols x bands"):
+        load(tmp_path / "cube.npy", tmp_path / "gt.npy")
+
+
+def test_undeclared_nan_is_refused_and_the_message_names_the_option(tmp_path, labels_path):
+    values = VALUES.copy()
+    values[0, 0, 2] = np.nan
+    for path in (tmp_path / "cube.npy", tmp_path / "cube.tif"):
+        np.save(path, values) if path.suffix == ".npy" else write_tif(path, values)
+        with pytest.raises(SceneUnusable, match=r"in 1 pixels .* --nan-is-nodata"):
+            load(path, labels_path)
+        scene = load(path, labels_path, nan_is_nodata=True)
+        assert scene.labels[0, 0] == 0
+        np.testing.assert_allclose(scene.cube[0, 0], scene.band_mean)
+
+
+def test_nan_declared_as_no_data_is_left_out(tmp_path, labels_path):
+    values = VALUES.copy()
+    values[3:5, 2:4] = np.nan
+    scene = load(write_tif(tmp_path / "s.tif", values, nodata=np.nan), labels_path)
+    assert (scene.labels[3:5, 2:4] == 0).all()
+    assert scene.warnings == ("4 labelled pixels have no data and were left out",)
+    np.testing.assert_allclose(scene.band_mean, np.nanmean(values, axis=(0, 1)), rtol=1e-5)
+
+
+def test_a_single_class_is_refused(tmp_path, scene_path):
+    with pytest.raises(LabelsUnusable, match="1 class and at least two are needed"):
+        load(scene_path, write_tif(tmp_path / "l.tif", (LABELS > 2).astype("uint8")))
+
+
+def test_fractional_labels_are_refused(tmp_path):
+    np.save(tmp_path / "cube.npy", VALUES)
+    np.save(tmp_path / "gt.npy", LABELS + 0.5)
+    with pytest.raises(LabelsUnusable, match="values that are not classes"):
+        load(tmp_path / "cube.npy", tmp_path / "gt.npy")
+
+
+@pytest.mark.parametrize("name", ["cube.npy", "cube.mat", "cube.tif", "cube.xyz"])
+@pytest.mark.parametrize("content", [b"", b"rubbish" * 100, None])
+def test_files_that_cannot_be_read_are_refused(tmp_path, labels_path, name, content):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ServiceError, match=name):
+        load(tmp_path / name, labels_path)
+
+
+def test_polygons_that_cannot_be_read_are_refused(tmp_path, scene_path):
+    (tmp_path / "p.geojson").write_text(json.dumps({"type": "nothing"}))
+    with pytest.raises(LabelsUnusable, match=r"p\.geojson"):
+        load(scene_path, tmp_path / "p.geojson", class_field="kind")
+
+
+def test_a_constant_band_does_not_divide_by_zero(tmp_path, labels_path):
+    values = VALUES.copy()
+    values[..., 1] = 7
+    scene = load(write_tif(tmp_path / "s.tif", values), labels_path)
+    assert np.isfinite(scene.standardised()).all()
