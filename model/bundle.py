@@ -104,6 +104,7 @@ class Bundle:
     manifest: Manifest
     sha256: str
     content: bytes = field(repr=False)  # the file's, for engines to open
+    structure: str  # of the graph: bundles that differ in weights only share it
 
     @cached_property
     def session(self) -> InferenceSession:
@@ -141,7 +142,7 @@ def parse_bundle(content: bytes, path: Path) -> Bundle:
         ) from error
     manifest = _read_manifest(file, content, path.name)
     _check_graph(file, manifest, path.name)
-    return Bundle(path, manifest, hashlib.sha256(content).hexdigest(), content)
+    return Bundle(path, manifest, hashlib.sha256(content).hexdigest(), content, file.structure)
 
 
 def import_onnxruntime() -> Any:

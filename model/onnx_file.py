@@ -1,4 +1,4 @@
-"""Metadata and signature of an .onnx file, read from its protobuf fields without an engine.
+"""Metadata, signature and structure of an .onnx file, read from its protobuf fields without an engine.
 
 An engine may not work on this machine, and starting one takes longer than reading a few lines of text.
 Field numbers are those of onnx.proto (ONNX IR version 3 and later).
@@ -6,14 +6,18 @@ Field numbers are those of onnx.proto (ONNX IR version 3 and later).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 MODEL_GRAPH, MODEL_METADATA = 7, 14
-GRAPH_INPUT, GRAPH_OUTPUT = 11, 12
+GRAPH_INITIALIZER, GRAPH_INPUT, GRAPH_OUTPUT = 5, 11, 12
 ENTRY_KEY, ENTRY_VALUE = 1, 2
 VALUE_NAME, VALUE_TYPE = 1, 2
 TYPE_TENSOR, TENSOR_ELEMENT, TENSOR_SHAPE, SHAPE_DIMENSION, DIMENSION_SIZE = 1, 1, 2, 1, 1
+
+TENSOR_RAW_DATA = 9
+SMALL_BYTES = 64  # an initializer up to this size is a parameter of an operator, such as a shape
 
 FLOAT32, INT64 = 1, 7  # of TensorProto.DataType
 
@@ -40,13 +44,15 @@ class OnnxFile:
     metadata: dict[str, str]
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
+    structure: str  # a digest of operators and shapes, without weights: networks that differ in weights only share it
 
 
 def read_onnx(content: bytes) -> OnnxFile:
-    """Read metadata and signature; raises NotOnnx."""
+    """Read metadata, signature and structure; raises NotOnnx."""
     metadata: dict[str, str] = {}
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
+    structure = hashlib.sha256()
     has_graph = False
     for number, value in _fields(memoryview(content)):
         if number == MODEL_METADATA:
@@ -55,12 +61,28 @@ def read_onnx(content: bytes) -> OnnxFile:
         elif number == MODEL_GRAPH:
             has_graph = True
             for part, described in _fields(_message(value)):
+                _add_structure(structure, part, described)
                 if part in (GRAPH_INPUT, GRAPH_OUTPUT):
                     name, tensor = _tensor(_message(described))
                     (inputs if part == GRAPH_INPUT else outputs)[name] = tensor
     if not has_graph:
         raise NotOnnx("it has no graph")
-    return OnnxFile(metadata, inputs, outputs)
+    return OnnxFile(metadata, inputs, outputs, structure.hexdigest())
+
+
+def _add_structure(structure: hashlib._Hash, number: int, value: Field) -> None:
+    """Add a field of the graph to the digest, without the data of large initializers."""
+    if number != GRAPH_INITIALIZER:
+        _add_field(structure, number, value)
+        return
+    for part, field in _fields(_message(value)):
+        if part != TENSOR_RAW_DATA or len(_message(field)) <= SMALL_BYTES:
+            _add_field(structure, part, field)
+
+
+def _add_field(structure: hashlib._Hash, number: int, value: Field) -> None:
+    structure.update(b"%d:" % number)
+    structure.update(b"%d" % value if isinstance(value, int) else value)
 
 
 def _tensor(value_info: memoryview) -> tuple[str, Tensor]:

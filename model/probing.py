@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hyperscene.model.processor import cpu_flags, cpu_name, instruction_cap
 
@@ -41,11 +41,18 @@ class ProbeRun:
     has_hung: bool = False
 
 
-def run_probe(command: Sequence[str], timeout_s: float) -> ProbeRun:
-    """Run a child that prints JSON lines; it is killed after `timeout_s`."""
+def run_probe(command: Sequence[str], timeout_s: float, given: bytes = b"") -> ProbeRun:
+    """Run a child that reads `given` and prints JSON lines; it is killed after `timeout_s`."""
+    with tempfile.TemporaryFile() as source:  # not a pipe: a child that ends early leaves nothing unwritten
+        source.write(given)
+        source.seek(0)
+        return _run(command, timeout_s, source)
+
+
+def _run(command: Sequence[str], timeout_s: float, source: IO[bytes]) -> ProbeRun:
     child = subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
+        stdin=source,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C goes to the command only; the child's own children are killed with it

@@ -20,8 +20,7 @@ from hyperscene.service.commands.options import (
     read_chosen_bundle,
 )
 from hyperscene.service.mapping.classify import RunControl, report_patches
-from hyperscene.service.mapping.engine_health import engines_left_out
-from hyperscene.service.mapping.engines import make_engine
+from hyperscene.service.mapping.engines import choose_engine
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.pipeline import map_scene
 from hyperscene.service.mapping.scenes import open_scene
@@ -62,8 +61,8 @@ def run(options: argparse.Namespace) -> int:
 def _map_locally(options: argparse.Namespace, mapping: MapOptions) -> dict[str, Any]:
     scene = open_scene(options.scene)
     bundle = read_chosen_bundle(options)
-    engine = make_engine(bundle, options.device, options.threads, options.batch)
-    for reason in engines_left_out(options.device):
+    engine, left_out = choose_engine(bundle, options.device, options.threads, options.batch)
+    for reason in left_out:
         print(f"warning: {reason}", file=sys.stderr)
     with ProgressBar(0, "patches") as progress:
         control = RunControl(report_patches(progress.advance_of))

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     """Show a bundle, or a scene and how it matches a bundle."""
     if options.path.suffix.lower() == ".onnx":
         bundle = read_bundle(options.path)
-        check_bundle(bundle, checking_device())
+        check_bundle(bundle, checking_device(bundle))
         document = describe_bundle(bundle)
     else:
         scene = open_scene(options.path)

@@ -11,8 +11,7 @@ from hyperscene.lru import LruCache
 from hyperscene.model.bundle import Bundle, read_bundle
 from hyperscene.service.mapping.classify import RemoteEngine
 from hyperscene.service.mapping.devices import Device
-from hyperscene.service.mapping.engine_health import engines_left_out
-from hyperscene.service.mapping.engines import Engine, make_engine
+from hyperscene.service.mapping.engines import Engine, choose_engine
 from hyperscene.service.settings import Settings
 
 CLUSTER = "cluster"  # the device that stands for several machines
@@ -28,14 +27,11 @@ class WorkerDevice(Protocol):
     def outage(self) -> str | None:
         """Why nothing can be computed right now, where that may pass."""
 
-    def left_out(self) -> list[str]:
-        """Why engines that could have been used are not."""
-
     def cluster_workers(self) -> list[dict[str, Any]]:
         """Every worker of a cluster by name, with the reason why it is not used, or None."""
 
-    def check(self, model: str) -> tuple[str, str]:
-        """The device and the provider that run a model; raises if none can."""
+    def check(self, model: str) -> tuple[str, str, list[str]]:
+        """The device and the provider that run a model, and why others are not used; raises if none can."""
 
     def open_model(self, model: str, note: Note, is_over: Callable[[], bool]) -> tuple[Bundle, Engine | RemoteEngine]:
         """A bundle and its engine for one job; `note` adds to the job's events."""
@@ -65,29 +61,29 @@ class LocalDevice:
         self._threads = threads
         self._batch = settings.batch
         self._bundles = bundles
-        self._engines: LruCache[str, Engine] = LruCache(KEPT_ENGINES)  # by the bundle's sha256
-
-    def left_out(self) -> list[str]:
-        """Why engines of this machine are not used."""
-        return engines_left_out(self._kind)
+        # By the bundle's sha256: the engine, and why others are not used.
+        self._engines: LruCache[str, tuple[Engine, list[str]]] = LruCache(KEPT_ENGINES)
 
     def cluster_workers(self) -> list[dict[str, Any]]:
         """None: it is one machine."""
         return []
 
-    def check(self, model: str) -> tuple[str, str]:
-        """The device and the provider that run a model."""
-        engine = self._engine(self._bundles.load(model))
-        return engine.device, engine.provider
+    def check(self, model: str) -> tuple[str, str, list[str]]:
+        """The device and the provider that run a model, and why other engines are not used."""
+        engine, left_out = self._choose(self._bundles.load(model))
+        return engine.device, engine.provider, left_out
 
     def open_model(self, model: str, note: Note, is_over: Callable[[], bool]) -> tuple[Bundle, Engine]:
         """A bundle and its engine."""
         bundle = self._bundles.load(model)
-        return bundle, self._engine(bundle)
+        engine, left_out = self._choose(bundle)
+        for reason in left_out:
+            note(reason)
+        return bundle, engine
 
-    def _engine(self, bundle: Bundle) -> Engine:
+    def _choose(self, bundle: Bundle) -> tuple[Engine, list[str]]:
         return self._engines.get_or_make(
-            bundle.sha256, lambda: make_engine(bundle, self._kind, self._threads, self._batch)
+            bundle.sha256, lambda: choose_engine(bundle, self._kind, self._threads, self._batch)
         )
 
 
@@ -107,22 +103,18 @@ class ClusterDevice:
         """Why no worker of the cluster can be used."""
         return self._cluster.outage
 
-    def left_out(self) -> list[str]:
-        """None: the workers use their own engines."""
-        return []
-
     def cluster_workers(self) -> list[dict[str, Any]]:
         """Every worker that the scheduler lists."""
         return self._cluster.list_workers()
 
-    def check(self, model: str) -> tuple[str, str]:
-        """What the cluster's workers run."""
+    def check(self, model: str) -> tuple[str, str, list[str]]:
+        """What the cluster's workers run; which engines they leave out is in their own logs."""
         bundle = self._bundles.load(model)
         found = self._cluster.choose_engine(bundle)
         if found is None:
             reason = self.outage or self._cluster.refusal(bundle) or "the cluster's workers are loading the bundle"
             raise NotReady(reason)
-        return CLUSTER, found.provider
+        return CLUSTER, found.provider, []
 
     def open_model(self, model: str, note: Note, is_over: Callable[[], bool]) -> tuple[Bundle, RemoteEngine]:
         """A bundle and the workers that have loaded it; waits until there are some."""

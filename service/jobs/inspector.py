@@ -45,7 +45,7 @@ class Inspector:
 
     def inspect_bundle(self, path: Path) -> tuple[Manifest, str]:
         """The manifest and sha256 of a bundle that passed its check."""
-        response = self._sandbox.run({"bundle": str(path), "device": checking_device()})
+        response = self._sandbox.run({"bundle": str(path), "device": checking_device(read_bundle(path))})
         return Manifest.model_validate(response["manifest"]), str(response["sha256"])
 
     def close(self) -> None:

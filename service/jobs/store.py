@@ -225,6 +225,11 @@ class Store(Database):
             if job.status != "dismissed":
                 self._finish(db, job, "dismissed", keep_s, idempotency_key=None)  # the same key then makes a new job
 
+    def job_of(self, worker: str) -> JobRecord | None:
+        """The job that a worker runs."""
+        rows = self._rows("SELECT * FROM jobs WHERE status = 'running' AND worker = ?", worker)
+        return from_row(JobRecord, rows[0]) if rows else None
+
     def release_after_engine_crash(self, worker: str, engine: str) -> None:
         """Release the jobs of a worker whose engine crashed; this does not count against them."""
         with self.transaction() as db:

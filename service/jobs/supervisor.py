@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperscene.child_process import module_command
+from hyperscene.model.bundle import Bundle, BundleRefused, read_bundle
 from hyperscene.model.probing import CRASH_SIGNALS
 from hyperscene.service.jobs.database import retry_write
 from hyperscene.service.jobs.devices import CLUSTER
@@ -157,12 +158,22 @@ class Supervisor:
         if slot.device == CLUSTER:
             return None
         used = [worker.device for worker in self._store.workers() if worker.name == slot.name]
+        bundle = self._bundle_in_use(slot)
         for engine in candidates((used[0] if used else slot.device).partition(":")[0]):
-            report = engine_report(engine, is_fresh=True)
+            report = engine_report(engine, bundle, is_fresh=True)
             if report.is_broken:
                 log.error("%s", report.failure, extra={"worker": slot.name})
                 return engine
         return None
+
+    def _bundle_in_use(self, slot: Slot) -> Bundle | None:
+        """The bundle that a crashed worker was running or loading; None if it cannot be read any more."""
+        job = self._store.job_of(slot.name)
+        model = self._models.by_name.get(job.model, self._models.default) if job else self._models.default
+        try:
+            return read_bundle(model.path)
+        except BundleRefused:
+            return None
 
     def _touch(self, slot: Slot) -> None:
         path = self._settings.heartbeat_file(slot.name)

@@ -111,8 +111,7 @@ class Worker:
         try:
             if self._compute is None:
                 self._compute = open_device(self._settings, self._device, self._threads, self._bundles)
-            device, provider = self._compute.check(model)
-            left_out = self._compute.left_out()
+            device, provider, left_out = self._compute.check(model)
         except (ServiceError, BundleRefused) as error:
             if self._state.reason != str(error):
                 level = logging.INFO if self._state.state == "starting" and self._device == CLUSTER else logging.ERROR
@@ -161,8 +160,6 @@ class Worker:
         assert self._compute is not None
         bundle, engine = self._compute.open_model(job.model, self._note, self._cancelled.is_set)
         self._retry_write(lambda: self._store.set_provider(job, engine.device, engine.provider))
-        for reason in self._state.left_out:
-            self._note(reason)
         # One folder per lease: a worker that has lost the job and does not know it yet writes elsewhere.
         attempt = settings.job_folder(job.id) / f"attempt-{job.token}"
         if not self._retry_write(lambda: self._store.renew(job, settings.lease_s, job.progress, None)):

@@ -1,6 +1,7 @@
 """Which engines work on this machine: each is tried in a child process before it is opened in one of ours.
 
-An engine that crashes on loading or at its first batch then ends a child process and not a worker.
+An engine that crashes on loading or at its first batch then ends a child process and not a worker. Each structure of
+graph is tried: on a processor without AVX-512, OpenVINO 2026.4 runs the demo bundle and crashes on one of width 8.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from hyperscene.child_process import module_command
+from hyperscene.model.bundle import DEMO_BUNDLE, Bundle, read_bundle
 from hyperscene.model.probing import machine_key, read_cached, run_probe, write_cache
 
 PROBE_MODULE = "hyperscene.service.mapping.engine_probe"
@@ -28,7 +30,7 @@ class EngineReport:
 
     device: str
     provider: str | None = None
-    patches_per_s: float | None = None  # of the demo bundle, on all cores
+    patches_per_s: float | None = None  # on all cores
     failure: str | None = None  # why it is not used; None if it works
     has_hung: bool = False
     is_broken: bool = False  # it crashed or hung; otherwise it is unavailable, with a reason
@@ -38,28 +40,35 @@ class EngineReport:
 _known: dict[str, tuple[dict[str, str], EngineReport, float]] = {}
 
 
-def engine_report(device: str, is_fresh: bool = False, timeout_s: float = PROBE_S) -> EngineReport:
-    """Whether an engine works here: the cached report, or a new probe if there is none or `is_fresh` is set."""
+def engine_report(
+    device: str, bundle: Bundle | None = None, is_fresh: bool = False, timeout_s: float = PROBE_S
+) -> EngineReport:
+    """Whether an engine runs a bundle here: the cached report, or a new probe if there is none or `is_fresh` is set.
+
+    Without a bundle it is the demo bundle.
+    """
+    bundle = bundle or read_bundle(DEMO_BUNDLE)
+    name = f"engine-{device}-{bundle.structure[:16]}"
     key = machine_key("onnxruntime", "openvino", probe=_probe_file()) | {
         "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", "")
     }
     if not is_fresh:
-        known = _known.get(device)
+        known = _known.get(name)
         if known is not None and known[0] == key and time.time() < known[2]:
             return known[1]
-        if (cached := read_cached(f"engine-{device}", key)) is not None:
+        if (cached := read_cached(name, key)) is not None:
             return EngineReport(**cached)
-    report, for_s = _probe(device, timeout_s)
+    report, for_s = _probe(device, bundle, timeout_s)
     if report.has_hung and timeout_s < PROBE_S:  # not conclusive: the time was short
         return report
-    _known[device] = key, report, time.time() + (for_s or float("inf"))
-    write_cache(f"engine-{device}", key, asdict(report), for_s)
+    _known[name] = key, report, time.time() + (for_s or float("inf"))
+    write_cache(name, key, asdict(report), for_s)
     return report
 
 
-def _probe(device: str, timeout_s: float) -> tuple[EngineReport, float | None]:
+def _probe(device: str, bundle: Bundle, timeout_s: float) -> tuple[EngineReport, float | None]:
     """A report, and for how many seconds it is valid; None means for ever."""
-    run = run_probe(module_command(PROBE_MODULE, device), timeout_s)
+    run = run_probe(module_command(PROBE_MODULE, device), timeout_s, bundle.content)
     found = run.lines[-1] if run.lines else {}
     if run.failure is not None:
         failure = f"{device} is not used: a probe of it {run.failure}"
@@ -87,9 +96,9 @@ def is_installed(device: str) -> bool:
     return find_spec(module) is not None
 
 
-def checking_device() -> str:
-    """The engine that checks bundles when they are read: ONNX Runtime, unless it is broken here."""
-    return "openvino" if engine_report("cpu").is_broken else "cpu"
+def checking_device(bundle: Bundle) -> str:
+    """The engine that checks a bundle when it is read: ONNX Runtime, unless that is broken here."""
+    return "openvino" if engine_report("cpu", bundle).is_broken else "cpu"
 
 
 def candidates(device: str) -> list[str]:
@@ -101,14 +110,3 @@ def candidates(device: str) -> list[str]:
     if device != "auto":
         return [device]
     return [*(name for name in PACKAGES if is_installed(name)), "cpu"]
-
-
-def engines_left_out(device: str) -> list[str]:
-    """Why each engine before the one in use, or every engine, is not used."""
-    reasons = []
-    for name in candidates(device):
-        failure = engine_report(name).failure
-        if failure is None:
-            break
-        reasons.append(failure)
-    return reasons

@@ -1,6 +1,7 @@
 """The child process that tries an engine: `python -m hyperscene.service.mapping.engine_probe DEVICE`.
 
-It opens the demo bundle, runs its self-check and then full batches for half a second, and prints one JSON line.
+It reads a bundle from standard input, runs its self-check and then full batches for half a second, and prints one
+JSON line.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ import json
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
 from hyperscene.errors import NotReady
-from hyperscene.model.bundle import DEMO_BUNDLE, read_bundle
+from hyperscene.model.bundle import parse_bundle
 from hyperscene.model.probing import confine_probe
 from hyperscene.service.mapping.engine_health import PROBE_S
 from hyperscene.service.mapping.engines import Engine, open_engine
@@ -26,7 +28,7 @@ def main() -> None:
     """Try the engine named on the command line."""
     confine_probe(int(PROBE_S) + 10)
     device = sys.argv[1]
-    bundle = read_bundle(DEMO_BUNDLE)
+    bundle = parse_bundle(sys.stdin.buffer.read(), Path("the bundle"))
     try:
         engine = open_engine(bundle, device, 0, 0)
         rate = _patches_per_s(engine, bundle.manifest.bands, bundle.manifest.patch_px)

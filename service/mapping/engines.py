@@ -67,17 +67,24 @@ class CpuEngine:
 
 def make_engine(bundle: Bundle, device: Device = "auto", threads: int = 0, batch: int = 0) -> Engine:
     """The engine for a device, self-checked; `auto` uses the fastest that works. 0 threads means all cores."""
+    return choose_engine(bundle, device, threads, batch)[0]
+
+
+def choose_engine(
+    bundle: Bundle, device: Device = "auto", threads: int = 0, batch: int = 0
+) -> tuple[Engine, list[str]]:
+    """An engine as by `make_engine`, and why each engine that would come before it is not used."""
     if threads < 0 or batch < 0:
         raise OptionsUnusable("threads and batch must be 1 or more, or 0 for the default")
     if device not in DEVICES:
         raise OptionsUnusable(f"device must be one of {', '.join(DEVICES)}, not {device}")
-    reasons = []
+    reasons: list[str] = []
     for candidate in candidates(device):
-        report = engine_report(candidate)
+        report = engine_report(candidate, bundle)
         try:
             if report.is_broken:
                 raise NotReady(report.failure)
-            return open_engine(bundle, candidate, threads, batch)
+            return open_engine(bundle, candidate, threads, batch), reasons
         except NotReady as error:
             reasons.append(str(error))
     raise NotReady("; ".join(reasons))

@@ -10,6 +10,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from hyperscene.model.bundle import FORMAT_VERSION, MANIFEST_KEY, BundleRefused, load_bundle
+from hyperscene.model.onnx_file import read_onnx
 from tests.bundles import describe, pixel_graph, write_bundle, write_with
 
 
@@ -122,6 +123,15 @@ def test_a_manifest_of_another_graph_is_refused(tmp_path, change, reason):
     path = write_bundle(tmp_path / "b.onnx", **change)
     with pytest.raises(BundleRefused, match=reason):
         load_bundle(path)
+
+
+def test_graphs_that_differ_in_weights_only_have_one_structure():
+    first, again, wider = (
+        read_onnx(pixel_graph(bands, seed=seed).SerializeToString()).structure
+        for bands, seed in ((20, 0), (20, 1), (21, 0))
+    )
+    assert first == again
+    assert first != wider
 
 
 def test_a_missing_file_is_named(tmp_path):

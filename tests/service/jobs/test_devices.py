@@ -20,12 +20,12 @@ def loaded(monkeypatch):
         found.append(f"bundle {path}")
         return SimpleNamespace(sha256=str(path))
 
-    def make_engine(bundle, *_):
+    def choose_engine(bundle, *_):
         found.append(f"engine {bundle.sha256}")
-        return SimpleNamespace(device="cpu", provider="ONNX Runtime")
+        return SimpleNamespace(device="cpu", provider="ONNX Runtime"), []
 
     monkeypatch.setattr(devices, "read_bundle", read_bundle)
-    monkeypatch.setattr(devices, "make_engine", make_engine)
+    monkeypatch.setattr(devices, "choose_engine", choose_engine)
     return found
 
 

@@ -8,8 +8,10 @@ import time
 import numpy as np
 import pytest
 
+from hyperscene.model.bundle import DEMO_BUNDLE, read_bundle
 from hyperscene.service.mapping import engine_health
-from hyperscene.service.mapping.engine_health import engine_report, engines_left_out
+from hyperscene.service.mapping.engine_health import engine_report
+from hyperscene.service.mapping.engines import choose_engine
 from tests import scenes
 from tests.command_line import run
 from tests.server import RunningServer, running_server, wait_for
@@ -40,6 +42,20 @@ sys.path.remove({folder!r})
 del sys.modules["openvino"]
 real = importlib.import_module("openvino")
 real.__spec__ = __spec__  # as long as it is imported, too, this is the package's file
+"""
+# The real package, which crashes on one of the bundles only.
+CRASHES_ON_ONE_BUNDLE = """
+import hashlib, importlib, os, signal, sys
+sys.path.remove({folder!r})
+del sys.modules["openvino"]
+real = importlib.import_module("openvino")
+real.__spec__ = __spec__
+read_model = real.Core.read_model
+def read_unless_refused(core, content, *rest):
+    if hashlib.sha256(content).hexdigest() == {sha256!r}:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return read_model(core, content, *rest)
+real.Core.read_model = read_unless_refused
 """
 
 
@@ -145,6 +161,20 @@ def test_a_server_restarted_after_its_engine_broke_uses_the_next_one(tmp_path, p
         assert server.log.read_text().count("starting another") == 1
 
 
+def test_an_engine_that_crashes_on_one_bundle_still_runs_the_others(tmp_path, packages, bundle_folder, scene):
+    sha256 = read_bundle(bundle_folder / "patch.onnx").sha256
+    environment = packages(openvino=CRASHES_ON_ONE_BUNDLE.format(folder=str(tmp_path / "packages"), sha256=sha256))
+    with running_server(tmp_path / "data", "--bundles", bundle_folder, "--model", "pixel", **environment) as server:
+        workers = server.workers()
+        for model, provider in (("patch", "ONNX Runtime"), ("pixel", "OpenVINO")):
+            job = server.finished(server.submit(scene, model=model))
+            assert job["status"] == "successful"
+            assert job["provider"].startswith(provider)
+            said = "openvino is not used: a probe of it was ended by SIGSEGV" in str(job["history"])
+            assert said == (model == "patch")
+        assert server.workers() == workers
+
+
 def test_classify_uses_the_next_engine_with_a_warning(tmp_path, packages, scene, bundle):
     done = run("classify", scene, "-o", tmp_path / "map", "--bundle", bundle, **packages(openvino=KILL))
     assert done.returncode == 0, done.stderr
@@ -165,14 +195,16 @@ def test_without_a_working_engine_classify_fails_in_one_line(tmp_path, packages,
 def test_an_engine_that_hangs_is_left_out_for_some_minutes(monkeypatch, tmp_path):
     monkeypatch.setenv("HYPERSCENE_CACHE", str(tmp_path))
     monkeypatch.setattr(engine_health, "_known", {})
+    demo = read_bundle(DEMO_BUNDLE)
+    assert choose_engine(demo, "cpu")[1] == []
     monkeypatch.setattr(engine_health, "PROBE_S", 0.05)
     report = engine_report("openvino", timeout_s=0.05)
     assert report.is_broken
     assert "did not finish" in report.failure
-    assert engines_left_out("openvino") == [report.failure]
+    assert choose_engine(demo)[1] == [report.failure]
     later = time.time() + 700
     monkeypatch.setattr(time, "time", lambda: later)
-    assert engines_left_out("openvino") == []
+    assert choose_engine(demo)[1] == []
 
 
 def test_a_probe_measures_the_speed_of_an_engine():
