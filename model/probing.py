@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hyperscene.model.processor import cpu_flags, cpu_name, instruction_cap
 
@@ -43,31 +43,24 @@ class ProbeRun:
 
 def run_probe(command: Sequence[str], timeout_s: float, given: bytes = b"") -> ProbeRun:
     """Run a child that reads `given` and prints JSON lines; it is killed after `timeout_s`."""
-    with tempfile.TemporaryFile() as source:  # not a pipe: a child that ends early leaves nothing unwritten
-        source.write(given)
-        source.seek(0)
-        return _run(command, timeout_s, source)
-
-
-def _run(command: Sequence[str], timeout_s: float, source: IO[bytes]) -> ProbeRun:
-    child = subprocess.Popen(
+    with subprocess.Popen(
         command,
-        stdin=source,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C goes to the command only; the child's own children are killed with it
-    )
-    try:
-        output, errors = child.communicate(timeout=timeout_s)
-        failure = _ending(child.returncode, errors)
-    except subprocess.TimeoutExpired:
-        _kill_group(child)
-        output, _ = child.communicate()
-        return ProbeRun(_documents(output), f"did not finish within {timeout_s:.0f} s", has_hung=True)
-    except BaseException:  # Ctrl-C: no child is left behind
-        _kill_group(child)
-        child.communicate()
-        raise
+    ) as child:
+        try:
+            output, errors = child.communicate(given, timeout_s)  # a child may end before it has read everything
+            failure = _ending(child.returncode, errors)
+        except subprocess.TimeoutExpired:
+            _kill_group(child)
+            output, _ = child.communicate()
+            return ProbeRun(_documents(output), f"did not finish within {timeout_s:.0f} s", has_hung=True)
+        except BaseException:  # Ctrl-C: no child is left behind
+            _kill_group(child)
+            child.communicate()
+            raise
     return ProbeRun(_documents(output), failure, -child.returncode in CRASH_SIGNALS)
 
 

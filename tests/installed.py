@@ -112,10 +112,13 @@ class PlainServer:
             stdout=subprocess.PIPE, stderr=self._log, text=True, cwd="/", env=environment,
             preexec_fn=ends_with_parent(),
         )  # fmt: skip
+        self.client = httpx.Client(timeout=60, trust_env=False)
         found = re.search(r"http://\S+", self.process.stdout.readline())
+        if not found:
+            self.close()
         assert found, self.log.read_text()
         self.url = found[0]
-        self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+        self.client.base_url = self.url
 
     def wait_until_ready(self) -> PlainServer:
         """Return when a worker has loaded the bundle."""
