@@ -162,13 +162,13 @@ def test_a_job_with_nan_probabilities_fails_with_the_same_message_everywhere(ser
 
 @pytest.mark.slow
 def test_progress_has_patches_and_time_left(demo_server, large_scene):
-    job_id = demo_server.submit(large_scene)
+    job_id = demo_server.submit(large_scene, stride_px="2")  # takes some seconds, and reports twice a second
     seen = [event for _, event in events_of(demo_server.client, job_id)]
     assert seen[-1]["status"] == "successful"
     assert seen[-1]["progress"] == 100
     running = [event for event in seen if event["status"] == "running" and event["patches_total"]]
     totals = [event["patches_total"] for event in running]
-    assert 40 * 40 >= totals[0] >= totals[-1] >= seen[-1]["patches_total"] > 0  # patches without data are left out
+    assert 80 * 80 >= totals[0] >= totals[-1] >= seen[-1]["patches_total"] > 0  # patches without data are left out
     assert totals == sorted(totals, reverse=True)
     summary = demo_server.client.get(f"/jobs/{job_id}/results/summary.json").json()
     assert seen[-1]["patches_done"] == seen[-1]["patches_total"] == summary["patches"]
