@@ -2,14 +2,14 @@
 
 import gzip
 import json
-import os
 import re
 import signal
+import sqlite3
 import time
 import zlib
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from os import kill
-from pathlib import Path
+from shutil import rmtree
 from socket import MSG_PEEK
 
 import numpy as np
@@ -21,7 +21,7 @@ from rasterio.transform import Affine
 
 from hyperscene.service.mapping.gdal import ignore_missing_georeference
 from tests.scenes import WAVELENGTH_LINE, WAVELENGTHS, write_envi, write_tif
-from tests.server import part, running_server
+from tests.server import part, running_server, wait_for
 from tests.uploads import (
     ASCII,
     BOUNDARY,
@@ -100,31 +100,46 @@ def mapped(server, tif):
 
 
 @contextmanager
-def harmless(server, tif):
-    """Check that the block leaves no file and no traceback, and that a good scene is mapped afterwards."""
-    before, log_bytes = settled_files(server), server.log.stat().st_size
+def harmless(server, tif, within_s=10):
+    """Check that the block leaves no file and no traceback, harms no other job, and that a good scene is mapped next.
+
+    Working files of earlier jobs, and previews, may come and go meanwhile.
+    """
+    wait_for(lambda: is_idle(server))
+    log_bytes, earlier, kept = server.log.stat().st_size, folders_of(server), kept_files(server)
     yield
-    deadline = time.monotonic() + 10
-    while (after := files_of(server)) != before and time.monotonic() < deadline:
+    deadline = time.monotonic() + within_s
+    while (left := folders_of(server) - earlier) and time.monotonic() < deadline:
         time.sleep(0.02)  # files of a client that disconnected are removed after a moment
-    assert after == before, sorted(map(str, after ^ before))
+    assert not left, sorted(left)
+    assert not (lost := [path for path in kept if not path.exists()]), lost
     assert "Traceback" not in server.log.read_bytes()[log_bytes:].decode()
     mapped(server, tif)
 
 
-def settled_files(server):
-    """Files once the server is idle: after a job's last answer, its worker still removes working files."""
-    files = None
-    while files != (files := files_of(server)) or "running" in server.client.get("/jobs?limit=1000").text:
-        time.sleep(0.1)
-    return files
+def rows_of(server, query):
+    with closing(sqlite3.connect(server.data / "hyperscene.sqlite", timeout=60)) as store:
+        return [value for (value,) in store.execute(query)]
 
 
-def files_of(server):
-    """All files and folders; os.walk skips a folder that is removed meanwhile."""
-    tops = [server.data / name for name in ("incoming", "scenes", "jobs")]
-    walked = [found for top in tops for found in os.walk(top)]
-    return {Path(folder, name) for folder, folders, files in walked for name in (*folders, *files)}
+def is_idle(server):
+    """Whether no earlier upload or job can make a new folder."""
+    unfinished = rows_of(server, "SELECT id FROM jobs WHERE status IN ('accepted', 'running')")
+    return not unfinished and not any((server.data / "incoming").iterdir())
+
+
+def folders_of(server):
+    """The folders of all uploads, scenes and jobs."""
+    return {path for name in ("incoming", "scenes", "jobs") for path in (server.data / name).iterdir()}
+
+
+def kept_files(server):
+    """Files of finished jobs and of scenes that nothing but their expiry removes."""
+    jobs = "jobs WHERE status = 'successful'"
+    scenes = rows_of(server, f"SELECT id FROM scenes WHERE NOT is_temporary OR id IN (SELECT scene_id FROM {jobs})")
+    tops = [server.data / "scenes" / scene for scene in scenes]
+    tops += [server.data / "jobs" / job / "results" for job in rows_of(server, f"SELECT id FROM {jobs}")]
+    return [path for top in tops for path in top.glob("*") if path.is_file()]
 
 
 def send(server, *files, path="/classify", **headers):
@@ -144,6 +159,34 @@ def vrt_of(path, rows=40, cols=33):
     source = f"<SourceFilename relativeToVRT='0'>{path}</SourceFilename>"
     band = f"<VRTRasterBand dataType='Float32' band='1' subClass='VRTRawRasterBand'>{source}</VRTRasterBand>"
     return f"<VRTDataset rasterXSize='{cols}' rasterYSize='{rows}'>{band}</VRTDataset>".encode()
+
+
+# The check itself
+
+
+def test_working_files_of_an_earlier_job_may_come_and_go(server, tif):
+    job = send(server, ("a.tif", tif)).headers["location"]
+    folder = server.data / job.strip("/")
+    (folder / "strips").mkdir(exist_ok=True)
+    with harmless(server, tif):
+        rmtree(folder / "strips")
+        (folder / "attempt-2").mkdir()
+    server.client.delete(job)
+
+
+@pytest.mark.parametrize("name", ["incoming", "scenes", "jobs"])
+def test_a_folder_that_a_request_leaves_is_found(server, tif, name):
+    left = server.data / name / "left"
+    with pytest.raises(AssertionError, match="left"), harmless(server, tif, within_s=0):
+        left.mkdir()
+    left.rmdir()
+
+
+def test_a_result_of_an_earlier_job_that_is_lost_is_found(server, tif):
+    job = send(server, ("a.tif", tif)).headers["location"]
+    with pytest.raises(AssertionError, match="classes"), harmless(server, tif):
+        next((server.data / job.strip("/") / "results").glob("classes*")).unlink()
+    server.client.delete(job)
 
 
 # Files that refer to other files
@@ -723,7 +766,7 @@ def test_a_key_used_twice_at_the_same_time_makes_one_job_and_keeps_one_scene(ser
     body = form_body(form_part(tif))
     head = request_head("/classify", len(body), Prefer="respond-async", Idempotency_Key="hostile-2")
     with harmless(server, tif):
-        scenes = len(list((server.data / "scenes").iterdir()))
+        earlier = folders_of(server)
         with connected(server) as one, connected(server) as two:
             for connection in (one, two):
                 connection.sendall(head + body[:-1])
@@ -732,7 +775,7 @@ def test_a_key_used_twice_at_the_same_time_makes_one_job_and_keeps_one_scene(ser
                 connection.sendall(body[-1:])
             jobs = {RawResponse(connection).headers["location"].rsplit("/", 1)[1] for connection in (one, two)}
         assert len(jobs) == 1
-        assert len(list((server.data / "scenes").iterdir())) == scenes + 1
+        assert len([path for path in folders_of(server) - earlier if path.parent.name == "scenes"]) == 1
         server.finished(*jobs)
         server.client.delete(f"/jobs/{jobs.pop()}")
 
