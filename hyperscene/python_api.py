@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperscene.model import bundle as bundles
-from hyperscene.model.bundle import Bundle
+from hyperscene.model.bundle import DEMO_BUNDLE, Bundle, read_bundle
 from hyperscene.service.mapping import pipeline, scenes
 from hyperscene.service.mapping.band_view import view_scene
 from hyperscene.service.mapping.blend import Blend
 from hyperscene.service.mapping.classify import RunControl, report_patches
 from hyperscene.service.mapping.devices import Device
-from hyperscene.service.mapping.engines import make_engine
+from hyperscene.service.mapping.engine_health import checking_device
+from hyperscene.service.mapping.engines import check_bundle, make_engine
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.scenes import Scene
 from hyperscene.service.mapping.strip_mapper import StripMapper, plan_scene
@@ -49,7 +49,9 @@ def open_scene(path: str | Path) -> Scene:
 
 def load_bundle(path: str | Path | None = None) -> Bundle:
     """Load a bundle and verify its reference output; without a path, the demo bundle."""
-    return bundles.load_bundle(bundles.DEMO_BUNDLE if path is None else Path(path))
+    bundle = read_bundle(DEMO_BUNDLE if path is None else Path(path))
+    check_bundle(bundle, checking_device(bundle))
+    return bundle
 
 
 def map_scene(

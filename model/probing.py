@@ -106,25 +106,31 @@ def confine_probe(seconds: int) -> None:
 
 
 def machine_key(*packages: str, probe: str) -> dict[str, str]:
-    """What a result depends on: processor, kernel, cap, our version, the probe's source and the packages it tries."""
+    """What a result depends on: processor, kernel, caps, our version, the probe's source and the packages it tries."""
     flags = " ".join(sorted(cpu_flags()))
     key = {
         "processor": cpu_name(),
         "flags": hashlib.sha256(flags.encode()).hexdigest()[:16],
         "kernel": platform.release(),
         "cap": instruction_cap() or "",
+        "torch cap": os.environ.get("ATEN_CPU_CAPABILITY", ""),
         "hyperscene": version("hyperscene"),
         "probe": hashlib.sha256(Path(probe).read_bytes()).hexdigest()[:16],
     }
     return key | {package: _fingerprint(package) for package in packages}
 
 
+def installed_version(package: str) -> str | None:
+    """A package's version; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def _fingerprint(package: str) -> str:
     """A package's version and the file that would be imported; the package itself is not imported."""
-    try:
-        number = version(package)
-    except PackageNotFoundError:
-        number = ""
+    number = installed_version(package) or ""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         return number

@@ -81,10 +81,11 @@ def _dispatch(arguments: list[str]) -> int:
                 raise MissingExtra(
                     f"{name} needs the package {error.name}: pip install 'hyperscene[{command.extra}]'"
                 ) from error
-            except ImportError as error:  # a package that is installed but damaged
+            except Exception as error:  # a package that is installed but damaged; torch raises many types
+                package = getattr(error, "name", None) or "a package"
                 raise MissingExtra(
-                    f"{error.name or 'a package'} cannot be imported ({error}): reinstall it, pip install "
-                    f"--force-reinstall 'hyperscene[{command.extra}]'"
+                    f"{package} cannot be imported ({str(error) or type(error).__name__}): reinstall it, "
+                    f"pip install --force-reinstall 'hyperscene[{command.extra}]'"
                 ) from error
             module.add_options(options)
             options.set_defaults(run=module.run, typed=tuple(arguments))

@@ -10,14 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 from hyperscene.model.bundle import DEMO_BUNDLE, BundleRefused, read_bundle
-from hyperscene.model.probing import cache_folder
+from hyperscene.model.probing import cache_folder, installed_version
 from hyperscene.model.processor import cpu_flags, cpu_name, instruction_cap, is_amx_broken
 from hyperscene.service.mapping.engine_health import PACKAGES, EngineReport, engine_report, is_installed
 from hyperscene.service.mapping.engines import cores
@@ -26,7 +26,8 @@ from hyperscene.training.fit.precision_health import fastest, probe_precisions
 
 Status = Literal["ok", "slow", "broken"]
 
-PROBES_S = 13.0  # for all probes together; if the machine is too busy for them, the checks say so
+PROBES_S = 12.0  # for all probes together; if the machine is too busy for them, the checks say so
+SHOWN_PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "openvino", "torch", "distributed")
 SLOW_PATCHES_PER_S = 20.0  # of the demo bundle; 2 cores of an AMD EPYC run 130 (ONNX Runtime) to 350 (OpenVINO)
 MIN_MEMORY_BYTES, MIN_DISK_BYTES = 2 * 10**9, 10**9
 MIN_OPEN_FILES = 1024
@@ -44,17 +45,23 @@ class Check:
     is_needed: bool = False  # mapping is impossible if this is broken
 
 
-def examine(settings: Settings) -> list[Check]:
-    """Run all checks, in the order of the output; takes 15 s at most."""
-    deadline = time.monotonic() + PROBES_S
+def examine(settings: Settings, within_s: float = PROBES_S) -> list[Check]:
+    """Run all checks, in the order of the output. The probes come last and share what is left of the time."""
+    deadline = time.monotonic() + within_s
+    machine = [_guarded(step) for step in (_versions, _processor, _memory, lambda: _disk(settings), _open_files, _gpu,
+                                           _bundle)]  # fmt: skip
+    others = [_guarded(step) for step in (lambda: _data_folder(settings), lambda: _clock(settings), _test_tools)]
+    probes = [_guarded(lambda: _engines(deadline)), _guarded(lambda: _training(deadline))]
+    return [check for checks in (*machine, *probes, *others) for check in checks]
+
+
+def _guarded(step: Callable[[], Iterable[Check]]) -> list[Check]:
+    """A step's checks; one that the system refuses does not end the others."""
     checks: list[Check] = []
-    for step in (_versions, _processor, _memory, lambda: _disk(settings), _open_files, _gpu, _bundle):
-        checks += step()
-    checks += _engines(deadline)
-    checks += _training(deadline)
-    checks += _data_folder(settings)
-    checks += _clock(settings)
-    checks += _test_tools()
+    try:
+        checks.extend(step())
+    except OSError as error:
+        checks.append(Check("system", "broken", str(error), "change the rights or the settings of what it names"))
     return checks
 
 
@@ -63,17 +70,12 @@ def can_map(checks: list[Check]) -> bool:
     return not any(check.is_needed and check.status == "broken" for check in checks)
 
 
-def _version_of(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def _versions() -> Iterator[Check]:
     yield Check(
         "hyperscene", "ok", f"{version('hyperscene')} on Python {platform.python_version()}, {platform.platform()}"
     )
+    numbers = {name: installed_version(name) for name in SHOWN_PACKAGES}
+    yield Check("packages", "ok", ", ".join(f"{name} {number}" for name, number in numbers.items() if number))
     try:
         import rasterio
 
@@ -128,7 +130,15 @@ def _disk(settings: Settings) -> Iterator[Check]:
 def _existing(folder: Path) -> Path:
     """The folder, or its nearest parent that exists."""
     folder = folder.absolute()
-    return next(path for path in (folder, *folder.parents) if path.exists())
+    return next(path for path in (folder, *folder.parents) if _exists(path))
+
+
+def _exists(path: Path) -> bool:
+    """Whether a path exists and may be seen."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
 
 
 def _open_files() -> Iterator[Check]:
@@ -168,12 +178,12 @@ def _bundle() -> Iterator[Check]:
 
 def _engines(deadline: float) -> Iterator[Check]:
     reports = []
-    for device in (*PACKAGES, "cpu"):
-        if device in PACKAGES and not is_installed(device):
-            if device == "openvino" and not is_installed("cuda"):
-                yield Check("engine openvino", "slow", "not installed", "pip install 'hyperscene[cpu]'")
-            continue
-        report = engine_report(device, is_fresh=True, timeout_s=_left_s(deadline))
+    devices = [device for device in (*PACKAGES, "cpu") if device not in PACKAGES or is_installed(device)]
+    if not {"openvino", "cuda"} & set(devices):
+        yield Check("engine openvino", "slow", "not installed", "pip install 'hyperscene[cpu]'")
+    for index, device in enumerate(devices):
+        probes = len(devices) - index + 1  # with that of training
+        report = engine_report(device, is_fresh=True, timeout_s=_share_s(deadline, probes))
         reports.append(report)
         yield _engine_check(report)
     works = [report for report in reports if report.failure is None]
@@ -185,25 +195,25 @@ def _engines(deadline: float) -> Iterator[Check]:
 
 def _engine_check(report: EngineReport) -> Check:
     name = f"engine {report.device}"
+    rate = f"{report.provider}, {report.patches_per_s or 0:.0f} patches/s of the demo bundle"
     if report.has_hung:
-        return Check(name, "slow", report.failure or "", "run this command again when the machine is less busy")
+        found = report.failure or f"{rate}, measured earlier: a new probe did not finish in time"
+        return Check(name, "slow", found, "run this command again when the machine is less busy")
     if report.failure is not None:
         remedy = "not used; reinstall its package, or report this output" if report.is_broken else None
         return Check(name, "broken", report.failure, remedy)
-    rate = report.patches_per_s or 0.0
-    found = f"{report.provider}, {rate:.0f} patches/s of the demo bundle"
-    if rate < SLOW_PATCHES_PER_S:
-        return Check(name, "slow", found, "check which other programs use the processor")
-    return Check(name, "ok", found)
+    if (report.patches_per_s or 0) < SLOW_PATCHES_PER_S:
+        return Check(name, "slow", rate, "check which other programs use the processor")
+    return Check(name, "ok", rate)
 
 
 def _training(deadline: float) -> Iterator[Check]:
-    torch = _version_of("torch")
+    torch = installed_version("torch")
     if torch is None:
         remedy = "pip install torch==2.13.0 && pip install 'hyperscene[cpu,train]'"
         yield Check("training", "ok", f"torch is not installed; to train: {remedy}")
         return
-    reports = probe_precisions(is_fresh=True, timeout_s=_left_s(deadline))
+    reports = probe_precisions(is_fresh=True, timeout_s=_share_s(deadline, 1))
     float32 = reports["float32"]
     steps = ", ".join(
         f"{report.precision} {1000 * report.seconds:.0f} ms per step" if report.works and report.seconds else
@@ -219,8 +229,9 @@ def _training(deadline: float) -> Iterator[Check]:
         yield Check("training", "slow", found, "run this command again when the machine is less busy")
 
 
-def _left_s(deadline: float) -> float:
-    return max(1.0, deadline - time.monotonic())
+def _share_s(deadline: float, probes: int) -> float:
+    """The time of the next of some probes, so that one that hangs leaves time for the others."""
+    return max(1.0, (deadline - time.monotonic()) / probes)
 
 
 def _data_folder(settings: Settings) -> Iterator[Check]:
@@ -236,7 +247,7 @@ def _data_folder(settings: Settings) -> Iterator[Check]:
 
 
 def _state_of(data: Path, database: Path) -> tuple[str, Status, str | None]:
-    if not data.exists():
+    if not _exists(data):
         is_fine = os.access(_existing(data), os.W_OK)
         return ("does not exist yet; `serve` creates it", "ok", None) if is_fine else (
             "cannot be created", "broken", "choose another with --data")  # fmt: skip

@@ -19,7 +19,7 @@ from hyperscene.training.data.splits import Split, SplitName, draw_some, split_l
 from hyperscene.training.evaluate import Scores, classify_pixels, score
 from hyperscene.training.fit.checkpoints import require_checkpoint
 from hyperscene.training.fit.compute import Compute, choose_compute
-from hyperscene.training.fit.export import export_graph, write_bundle
+from hyperscene.training.fit.export import export_graph, require_onnxruntime, write_bundle
 from hyperscene.training.fit.network import EpochReport, FitOptions, Fitted, fit
 from hyperscene.training.fit.recipes import RECIPES, Recipe, separation_px
 
@@ -85,6 +85,7 @@ def train(
     require_writable(options.output)
     recipe = _recipe(options)
     compute = choose_compute(options.device, options.precision, say)
+    require_onnxruntime()
     if options.resume:
         require_checkpoint(options.checkpoint)
     scene = load_labelled_scene(options.files)

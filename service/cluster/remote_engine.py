@@ -86,6 +86,8 @@ class Cluster:
             if not self.outage and (reason := self.refusal(bundle)):
                 raise NotReady(f"no worker of the cluster runs the bundle {bundle.manifest.name}: {reason}")
             time.sleep(POLL_EVERY_S)
+        for reason in found.left_out:
+            note(reason)
         return ClusterEngine(self, bundle, found, note)
 
     def begin(self, run: ClusterRun) -> None:

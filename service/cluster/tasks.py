@@ -10,7 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Generator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from hyperscene.model.bundle import FORMAT_VERSION, Bundle, BundleRefused, parse
 from hyperscene.service.mapping.band_view import PixelRows
 from hyperscene.service.mapping.classify import LocalClassifier, Run, StripInput
 from hyperscene.service.mapping.devices import Device
-from hyperscene.service.mapping.engines import Engine, make_engine
+from hyperscene.service.mapping.engines import Engine, choose_engine
 from hyperscene.service.mapping.lattice import Plan, Strip
 from hyperscene.service.mapping.prefetch import Cancelled, StageClock, Stop
 
@@ -50,7 +50,7 @@ class EngineOptions:
         return cls(**json.loads(os.environ.get(OPTIONS_VARIABLE, "{}")))
 
 
-TASKS_VERSION = 2  # counted up when the names or arguments of tasks change
+TASKS_VERSION = 3  # counted up when the names or arguments of tasks change
 
 
 def version_tag() -> str:
@@ -65,6 +65,7 @@ class EngineInfo:
     device: str
     provider: str
     batch: int
+    left_out: tuple[str, ...] = field(default=(), compare=False)  # why engines that come before it are not used
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class StripPrediction:
     seconds: float
 
 
-_engines: LruCache[str, tuple[Bundle, Engine]] = LruCache(KEPT_BUNDLES)  # by the bundle's sha256
+_engines: LruCache[str, tuple[Bundle, Engine, EngineInfo]] = LruCache(KEPT_BUNDLES)  # by the bundle's sha256
 _stops: LruCache[str, Stop] = LruCache(KEPT_STOPS)  # by run
 _lock = threading.Lock()
 
@@ -117,7 +118,7 @@ def find_engine(sha256: str) -> EngineInfo | BundleMissing:
     """The engine that has loaded a bundle."""
     with _lock:
         kept = _engines.get(sha256)
-    return BundleMissing() if kept is None else _info(kept[1])
+    return BundleMissing() if kept is None else kept[2]
 
 
 def receive_bundle(content: bytes, sha256: str, name: str) -> EngineInfo | Refusal:
@@ -127,15 +128,12 @@ def receive_bundle(content: bytes, sha256: str, name: str) -> EngineInfo | Refus
     options = EngineOptions.from_variable()
     try:
         bundle = parse_bundle(content, Path(name))
-        engine = make_engine(bundle, options.device, options.threads, options.batch)
+        engine, left_out = choose_engine(bundle, options.device, options.threads, options.batch)
     except (ServiceError, BundleRefused) as error:
         return Refusal("not_ready", str(error))
+    found = EngineInfo(engine.device, engine.provider, engine.batch, tuple(left_out))
     with _lock:
-        return _info(_engines.get_or_make(sha256, lambda: (bundle, engine))[1])
-
-
-def _info(engine: Engine) -> EngineInfo:
-    return EngineInfo(engine.device, engine.provider, engine.batch)
+        return _engines.get_or_make(sha256, lambda: (bundle, engine, found))[2]
 
 
 def predict_strip(request: StripRequest) -> StripPrediction | BundleMissing | Refusal:
@@ -144,7 +142,7 @@ def predict_strip(request: StripRequest) -> StripPrediction | BundleMissing | Re
         kept, stop = _engines.get(request.sha256), _stop_of(request.run_id)
     if kept is None:
         return BundleMissing()
-    (bundle, engine), clock = kept, StageClock()
+    (bundle, engine, _), clock = kept, StageClock()
     run = Run(bundle.manifest, request.plan, clock, stop)
     try:
         classified = LocalClassifier(engine, run).classify(_strip_inputs(request))

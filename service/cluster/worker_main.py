@@ -18,7 +18,6 @@ from distributed.core import Status
 from hyperscene.service.cluster.tasks import EngineOptions, version_tag
 from hyperscene.service.cluster.worker_pool import LEAVING_KEY, adopt_logs, error_text, tls_security
 from hyperscene.service.cluster.worker_state import CPU, GPU
-from hyperscene.service.mapping.gpu import PROVIDERS
 
 log = logging.getLogger("hyperscene.worker")
 
@@ -41,6 +40,7 @@ class WorkerConfig:
 
     scheduler: str
     engine: EngineOptions
+    has_gpu: bool = False
     name: str | None = None
     host: str | None = None
     port: str | None = None
@@ -51,7 +51,7 @@ class WorkerConfig:
     @property
     def resources(self) -> dict[str, float]:
         """Dask resources: the version, and GPU or CPU."""
-        return {version_tag(): 1, GPU if self.engine.device in PROVIDERS else CPU: 1}
+        return {version_tag(): 1, GPU if self.has_gpu else CPU: 1}
 
     def nanny(self) -> Nanny:
         """Dask's nanny, which replaces a worker process that died."""

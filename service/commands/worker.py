@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import re
 from pathlib import Path
 
@@ -14,8 +15,11 @@ from hyperscene.service.cluster.tasks import EngineOptions
 from hyperscene.service.cluster.worker_main import WorkerConfig, run_worker
 from hyperscene.service.commands.options import add_engine_options
 from hyperscene.service.logs import set_up_logs
-from hyperscene.service.mapping.engines import make_engine
+from hyperscene.service.mapping.engines import choose_engine
+from hyperscene.service.mapping.gpu import PROVIDERS
 from hyperscene.service.settings import check_scheduler
+
+log = logging.getLogger("hyperscene.worker")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +51,12 @@ def run(options: argparse.Namespace) -> int:
         raise WrongUsage(f"--port must be a number, or a range such as 9000:9100, not {options.port}")
     set_up_logs(options.log_level)
     # A device that fails the demo bundle's check is refused here, before it joins.
-    engine = make_engine(read_bundle(DEMO_BUNDLE), options.device, options.threads, options.batch)
-    engine_options = EngineOptions(engine.device, options.threads, options.batch)  # type: ignore[arg-type]
-    config = WorkerConfig(options.scheduler, engine_options, options.name, options.host, options.port, *files)
+    engine, left_out = choose_engine(read_bundle(DEMO_BUNDLE), options.device, options.threads, options.batch)
+    for reason in left_out:
+        log.warning("%s", reason)
+    # Not the engine's device: another bundle may need another engine.
+    engine_options = EngineOptions(options.device, options.threads, options.batch)
+    address = (options.name, options.host, options.port)
+    config = WorkerConfig(options.scheduler, engine_options, engine.device in PROVIDERS, *address, *files)
     asyncio.run(run_worker(config))
     return DONE

@@ -108,13 +108,13 @@ class ClusterDevice:
         return self._cluster.list_workers()
 
     def check(self, model: str) -> tuple[str, str, list[str]]:
-        """What the cluster's workers run; which engines they leave out is in their own logs."""
+        """What the cluster's workers run, and why they do not use other engines."""
         bundle = self._bundles.load(model)
         found = self._cluster.choose_engine(bundle)
         if found is None:
             reason = self.outage or self._cluster.refusal(bundle) or "the cluster's workers are loading the bundle"
             raise NotReady(reason)
-        return CLUSTER, found.provider, []
+        return CLUSTER, found.provider, list(found.left_out)
 
     def open_model(self, model: str, note: Note, is_over: Callable[[], bool]) -> tuple[Bundle, RemoteEngine]:
         """A bundle and the workers that have loaded it; waits until there are some."""

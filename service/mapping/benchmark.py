@@ -98,13 +98,13 @@ def _candidates(
     if find_spec("torch") is not None and bundle.manifest.architecture:
         eager = eager_network(bundle.manifest)
         candidates["eager"] = lambda: measured.add("eager", _rate(eager, EAGER_BATCH, options.loop_s))
+    other = engine if engine.device == "cpu" else make_engine(bundle, "cpu", options.threads, options.batch)
     session = open_session(bundle.content, bundle.path.name, engine.callers)
     patches = _stacked_patches(bundle.manifest)
     candidates["plain"] = lambda: measured.add(
         "plain", _rate(lambda: run_graph(session, *patches), PLAIN_BATCH, options.loop_s)
     )
     if engine.device == "openvino":
-        other = make_engine(bundle, "cpu", options.threads, options.batch)
         candidates["other"] = partial(_map_once, "onnxruntime", bundle, other, measured, folder, scenes[1], 1)
     for stride, path in scenes.items():
         candidates[f"network {stride}"] = partial(

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 
 from hyperscene.child_process import module_command
 from hyperscene.model.bundle import DEMO_BUNDLE, Bundle, read_bundle
-from hyperscene.model.probing import machine_key, read_cached, run_probe, write_cache
+from hyperscene.model.probing import installed_version, machine_key, read_cached, run_probe, write_cache
 
 PROBE_MODULE = "hyperscene.service.mapping.engine_probe"
 PROBE_S = 60.0
@@ -32,7 +31,7 @@ class EngineReport:
     provider: str | None = None
     patches_per_s: float | None = None  # on all cores
     failure: str | None = None  # why it is not used; None if it works
-    has_hung: bool = False
+    has_hung: bool = False  # the last probe did
     is_broken: bool = False  # it crashed or hung; otherwise it is unavailable, with a reason
 
 
@@ -45,25 +44,30 @@ def engine_report(
 ) -> EngineReport:
     """Whether an engine runs a bundle here: the cached report, or a new probe if there is none or `is_fresh` is set.
 
-    Without a bundle it is the demo bundle.
+    Without a bundle it is the demo bundle. If a new probe has too little time, the cached report counts.
     """
     bundle = bundle or read_bundle(DEMO_BUNDLE)
     name = f"engine-{device}-{bundle.structure[:16]}"
     key = machine_key("onnxruntime", "openvino", probe=_probe_file()) | {
         "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", "")
     }
-    if not is_fresh:
-        known = _known.get(name)
-        if known is not None and known[0] == key and time.time() < known[2]:
-            return known[1]
-        if (cached := read_cached(name, key)) is not None:
-            return EngineReport(**cached)
+    kept = _kept(name, key)
+    if kept is not None and not is_fresh:
+        return kept
     report, for_s = _probe(device, bundle, timeout_s)
     if report.has_hung and timeout_s < PROBE_S:  # not conclusive: the time was short
-        return report
+        return report if kept is None else replace(kept, has_hung=True)
     _known[name] = key, report, time.time() + (for_s or float("inf"))
     write_cache(name, key, asdict(report), for_s)
     return report
+
+
+def _kept(name: str, key: dict[str, str]) -> EngineReport | None:
+    known = _known.get(name)
+    if known is not None and known[0] == key and time.time() < known[2]:
+        return known[1]
+    cached = read_cached(name, key)
+    return None if cached is None else EngineReport(**cached)
 
 
 def _probe(device: str, bundle: Bundle, timeout_s: float) -> tuple[EngineReport, float | None]:
@@ -89,11 +93,7 @@ def _probe_file() -> str:
 def is_installed(device: str) -> bool:
     """Whether an engine's package is installed; it is not imported."""
     module, distribution = PACKAGES[device]
-    try:
-        version(distribution)
-    except PackageNotFoundError:
-        return False
-    return find_spec(module) is not None
+    return installed_version(distribution) is not None and find_spec(module) is not None
 
 
 def checking_device(bundle: Bundle) -> str:

@@ -16,7 +16,7 @@ import onnx
 import torch
 from torch.export import Dim
 
-from hyperscene.errors import BundleUnfaithful, OutputUnwritable
+from hyperscene.errors import BundleUnfaithful, OutputUnwritable, TrainingFailed
 from hyperscene.model.architecture import SceneClassifier
 from hyperscene.model.bundle import (
     CHECK_TOLERANCE,
@@ -31,6 +31,7 @@ from hyperscene.model.bundle import (
     run_graph,
     sealed,
 )
+from hyperscene.service.mapping.engine_health import engine_report
 from hyperscene.training.data.datasets import LabelledScene
 from hyperscene.training.fit.network import Fitted
 
@@ -111,6 +112,16 @@ def compare_with_torch(classifier: SceneClassifier, content: bytes) -> None:
                 f"the exported graph differs from torch by {difference:.1e} on a {rows} x {cols} cube; at most "
                 f"{tolerance:.0e} is allowed, so nothing was written: please report the options you used"
             )
+
+
+def require_onnxruntime() -> None:
+    """Refuse to train for hours if ONNX Runtime, which checks and scores the bundle, would then crash this process."""
+    report = engine_report("cpu")
+    if report.is_broken and not report.has_hung:
+        raise TrainingFailed(
+            f"ONNX Runtime, which checks and scores the bundle, does not work here ({report.failure}): reinstall "
+            "onnxruntime, and report the output of hyperscene doctor"
+        )
 
 
 def write_bundle(

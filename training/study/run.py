@@ -20,6 +20,7 @@ from hyperscene.service.mapping import benchmark
 from hyperscene.training.data.datasets import LabelledFiles, LabelledScene, load_labelled_scene
 from hyperscene.training.data.splits import Split, SplitName, split_labels, split_warnings
 from hyperscene.training.fit.compute import Compute, choose_compute
+from hyperscene.training.fit.export import require_onnxruntime
 from hyperscene.training.fit.label_propagation import PropagationCache
 from hyperscene.training.fit.network import CPU
 from hyperscene.training.fit.recipes import Recipe
@@ -81,6 +82,7 @@ def run_study(
     """Run every cell that has no file yet, and write the report."""
     _require_usable(options)
     compute = choose_compute(options.device, options.precision, say)
+    require_onnxruntime()
     write_report = report_writer()
     cells = plan_cells(options.selection)
     scene = options.load()

@@ -618,7 +618,8 @@ def test_a_cluster_worker_keeps_the_engines_and_stops_used_last(monkeypatch):
     monkeypatch.setattr(tasks, "_engines", LruCache(2))
     monkeypatch.setattr(tasks, "_stops", LruCache(2))
     monkeypatch.setattr(tasks, "parse_bundle", lambda content, path: content)
-    monkeypatch.setattr(tasks, "make_engine", lambda *_: tasks.EngineInfo("cpu", "ONNX Runtime", 16))
+    found = tasks.EngineInfo("cpu", "ONNX Runtime", 16)
+    monkeypatch.setattr(tasks, "choose_engine", lambda *_: (found, []))
     ids = []
     for content in (b"a", b"b", b"c"):
         ids.append(hashlib.sha256(content).hexdigest())
