@@ -11,15 +11,19 @@ import numpy as np
 import pytest
 import torch
 
+import hyperscene as hs
 from hyperscene.errors import OptionsUnusable, TrainingFailed
 from hyperscene.model import processor
 from hyperscene.model.bundle import load_bundle
 from hyperscene.model.probing import cache_folder, signal_name
 from hyperscene.service.cli import main
+from hyperscene.service.mapping.engine_health import EngineReport
 from hyperscene.training.fit import precision_health as health
 from hyperscene.training.fit.compute import choose_compute, choose_device, choose_precision
+from hyperscene.training.fit.failures import explained
 from hyperscene.training.fit.precision_health import probe_precisions
 from tests import scenes
+from tests.command_line import refusal, run
 
 CPU = torch.device("cpu")
 FINE = {"seconds": 0.1, "loss": 3.0, "gradient_error": 0.0}
@@ -213,6 +217,8 @@ def test_a_precision_that_crashes_is_refused_in_one_line(probe, tmp_path, capsys
         (MemoryError(), "smaller --batch"),
         (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "smaller --batch"),
         (RuntimeError("CUDA error: an illegal memory access"), "--device cpu"),
+        (OSError(12, "Cannot allocate memory"), "smaller --batch"),
+        (OSError(28, "No space left on device"), "free disk space"),
         (ZeroDivisionError("division by zero"), "report it with the output of hyperscene doctor"),
     ],
 )
@@ -231,6 +237,38 @@ def test_an_error_of_torch_is_reported_in_one_sentence_with_a_log(tmp_path, caps
     assert str(log) in last
     assert "Traceback" in log.read_text()
     assert not (tmp_path / "b.onnx").exists()
+
+
+def test_an_error_without_a_folder_for_the_log_is_still_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    one_sentence = pytest.raises(TrainingFailed, match=r"training failed \(KeyError: 'x'\): report it .*; no log of it")
+    with one_sentence, explained("training", tmp_path / "none" / "b.onnx.log"):
+        raise KeyError("x")
+
+
+@pytest.mark.slow
+def test_a_torch_that_cannot_be_imported_is_reported_in_one_line(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('broken binary')")
+    done = run("train", "--help", PYTHONPATH=str(tmp_path))
+    assert "cannot be imported (broken binary): reinstall it" in refusal(done)
+
+
+def test_training_is_refused_at_once_if_onnx_runtime_would_crash_at_its_end(tmp_path, monkeypatch):
+    report = EngineReport("cpu", None, None, "cpu is not used: a probe of it was ended by SIGILL", is_broken=True)
+    monkeypatch.setattr("hyperscene.training.fit.export.engine_report", lambda device: report)
+    monkeypatch.setattr("hyperscene.training.train.load_labelled_scene", lambda files: pytest.fail("it was read"))
+    with pytest.raises(TrainingFailed, match=r"SIGILL.*reinstall onnxruntime"):
+        hs.train("scene.tif", "labels.tif", tmp_path / "b.onnx", precision="float32")
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY"])
+def test_a_result_is_not_kept_for_another_cap(probe, monkeypatch, name):
+    runs = probe(FLOAT, BRAIN)
+    probe_precisions()
+    monkeypatch.setenv(name, "another")
+    probe_precisions()
+    assert runs() == 2
 
 
 # the processor

@@ -3,14 +3,17 @@
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 
 from hyperscene.model.bundle import DEMO_BUNDLE, read_bundle
-from hyperscene.service.mapping import engine_health
-from hyperscene.service.mapping.engine_health import engine_report
+from hyperscene.service.cluster import tasks
+from hyperscene.service.mapping import engine_health, engines
+from hyperscene.service.mapping.engine_health import EngineReport, engine_report
 from hyperscene.service.mapping.engines import choose_engine
 from tests import scenes
 from tests.command_line import run
@@ -18,6 +21,7 @@ from tests.server import RunningServer, running_server, wait_for
 
 pytestmark = pytest.mark.slow
 
+CPU_WORKS = EngineReport("cpu", "ONNX Runtime", 100.0)
 KILL = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n"
 # An OpenVINO that works until its first call, which crashes the process.
 CRASHES_ON_FIRST_BATCH = """
@@ -190,6 +194,24 @@ def test_without_a_working_engine_classify_fails_in_one_line(tmp_path, packages,
     assert "openvino is not used" in done.stderr
     assert "cpu is not used" in done.stderr
     assert not (tmp_path / "map").exists()
+
+
+def test_the_python_api_loads_bundles_without_a_crashing_onnx_runtime(packages, bundle):
+    code = f"import hyperscene as hs; print(hs.load_bundle({str(bundle)!r}).manifest.bands)"
+    environment = os.environ | packages(onnxruntime=KILL)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
+
+
+def test_a_cluster_worker_uses_the_next_engine_and_says_why(bundle, monkeypatch):
+    crashed = EngineReport("openvino", failure="openvino is not used: it crashed", is_broken=True)
+    monkeypatch.setattr(engines, "candidates", lambda _: ["openvino", "cpu"])
+    monkeypatch.setattr(engines, "engine_report", lambda device, _: crashed if device == "openvino" else CPU_WORKS)
+    sent = read_bundle(bundle)
+    found = tasks.receive_bundle(sent.content, sent.sha256, "test.onnx")
+    assert found.provider.startswith("ONNX Runtime")
+    assert found.left_out == (crashed.failure,)
+    assert tasks.find_engine(sent.sha256).left_out == found.left_out
 
 
 def test_an_engine_that_hangs_is_left_out_for_some_minutes(monkeypatch, tmp_path):
