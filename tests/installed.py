@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from tests.lifetimes import ends_with_parent
-from tests.paths import ROOT
+from tests.programs import ROOT
 
 SOURCES = ("hyperscene", "model", "service", "training", "pyproject.toml", "README.md", "LICENSE")
 USER = 10001  # has neither a name nor a home

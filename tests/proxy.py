@@ -18,7 +18,7 @@ import httpx
 
 from tests.cluster import free_port
 from tests.lifetimes import ends_with_parent
-from tests.paths import ROOT
+from tests.programs import ROOT
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 OPENSSL = shutil.which("openssl")

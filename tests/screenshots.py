@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from hyperscene.service.commands.demo import SCENE
 from hyperscene.training.data.synthetic import write_scene
-from tests.browser import running_browser
+from tests.programs import running_browser
 from tests.server import RunningServer, running_server
 
 SIZES = {"wide": {"width": 1280, "height": 800}, "narrow": {"width": 380, "height": 800}}

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.lifetimes import ends_with_parent
-from tests.paths import ROOT
+from tests.programs import ROOT
 from tests.server import wait_for
 
 QUIET = ("-p", "no:cacheprovider", "-p", "xdist", "--dist", "loadfile")

@@ -20,6 +20,7 @@ from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.pipeline import map_scene
 from hyperscene.service.mapping.scenes import open_scene
 from hyperscene.training.data.synthetic import SyntheticScene, write_scene
+from tests.scaling import measure
 from tests.server import RunningServer, part, running_server
 
 pytestmark = pytest.mark.slow
@@ -127,3 +128,10 @@ def test_the_health_probe_responds_while_a_job_runs(tmp_path, is_measured):
             f"\n/livez while a job runs, {len(taken_ms)} times: median {percentiles[49]:.1f} ms, "
             f"99th percentile {percentiles[98]:.1f} ms, longest {max(taken_ms):.1f} ms"
         )
+
+
+def test_a_cluster_is_compared_with_one_machine(tmp_path):
+    figures = measure(tmp_path, rows=64, cols=64, rounds=1, device="cpu")
+    assert figures["two_to_one"] > 0
+    assert figures["one_to_thread"] > 0
+    assert set(figures["seconds"]) == {"one thread", "one worker", "two workers"}

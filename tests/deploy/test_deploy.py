@@ -19,8 +19,7 @@ from hyperscene.model.probing import CACHE_VARIABLE
 from hyperscene.service.commands.serve import LAST_RESORT_S
 from hyperscene.service.settings import Settings
 from tests.lifetimes import ends_with_parent
-from tests.paths import ROOT
-from tests.programs import find_program
+from tests.programs import ROOT, find_program
 from tests.scenes import write_tif
 from tests.server import part, running_server, wait_for
 

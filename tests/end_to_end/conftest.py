@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from hyperscene.training.data.synthetic import SyntheticScene, write_scene
-from tests.browser import running_browser
 from tests.bundles import write_bundle
+from tests.programs import running_browser
 from tests.server import RunningServer, running_server
 
 WAIT_MS = 30_000

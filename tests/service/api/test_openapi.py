@@ -17,7 +17,7 @@ from referencing.jsonschema import DRAFT4
 
 from hyperscene.service.app import create_app
 from hyperscene.service.settings import Settings
-from tests.paths import ROOT
+from tests.programs import ROOT
 from tests.scenes import write_tif
 from tests.server import running_server, wait_for
 

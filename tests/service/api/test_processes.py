@@ -15,8 +15,8 @@ from jsonschema import Draft202012Validator, ValidationError
 from owslib.ogcapi.processes import Processes
 
 from hyperscene.service.api.documents import OUTPUTS
-from tests.ogc_schemas import require
 from tests.scenes import WAVELENGTHS, write_tif
+from tests.schemas import require
 from tests.server import running_server
 
 EXECUTION = "/processes/classify-scene/execution"

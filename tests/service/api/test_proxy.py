@@ -17,8 +17,8 @@ import rasterio
 from hyperscene.model.bundle import DEMO_BUNDLE
 from hyperscene.service.mapping.output import RESULTS
 from hyperscene.training.data.synthetic import SyntheticScene, write_scene
-from tests.browser import running_browser
 from tests.cluster import free_port
+from tests.programs import running_browser
 from tests.proxy import OPENSSL, accepts_tls, running_proxy
 from tests.scenes import WAVELENGTHS, write_tif
 from tests.server import part, running_server, wait_for

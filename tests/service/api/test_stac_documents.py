@@ -11,7 +11,7 @@ from hyperscene.service.api.models import model_item
 from hyperscene.service.jobs.models import ServedModel
 from tests.bundles import write_bundle, write_patch_bundle
 from tests.scenes import WAVELENGTHS, quadrants, spectra_of, write_tif
-from tests.stac_schemas import require_item
+from tests.schemas import require_item
 
 NAMES = ["water", 'a "b" <c>', "grün"]
 

@@ -19,7 +19,7 @@ from rasterio.warp import transform
 
 from hyperscene.service.mapping.rasters import rgb
 from tests.bundles import write_bundle
-from tests.paths import POISON_PATH
+from tests.programs import POISON_PATH
 from tests.scenes import GRID, UTM, WAVELENGTH_LINE, WAVELENGTHS, write_envi, write_tif
 from tests.server import part, running_server, wait_for
 from tests.tiles import lon_lats, rgba, tile_pixels

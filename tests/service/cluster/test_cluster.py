@@ -38,7 +38,7 @@ from tests.cluster_faults import Attack, strips_by_worker
 from tests.command_line import refusal, run
 from tests.faults import COMPARED
 from tests.lifetimes import ends_with_parent
-from tests.paths import POISON_PATH
+from tests.programs import POISON_PATH
 from tests.scenes import WAVELENGTHS, write_tif
 from tests.server import RunningServer, running_server, wait_for
 

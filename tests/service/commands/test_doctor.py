@@ -15,7 +15,7 @@ from hyperscene.service.mapping import engine_health
 from hyperscene.service.mapping.engine_health import EngineReport, engine_report
 from hyperscene.service.settings import Settings
 from tests.command_line import run
-from tests.paths import ROOT
+from tests.programs import ROOT
 from tests.service.mapping.test_engine_health import KILL, packages  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.slow

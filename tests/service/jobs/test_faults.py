@@ -17,7 +17,7 @@ import pytest
 from hyperscene.training.data.synthetic import SyntheticScene, write_scene
 from tests.command_line import refusal, run
 from tests.faults import Attack, undisturbed
-from tests.paths import POISON_PATH
+from tests.programs import POISON_PATH
 from tests.scenes import WAVELENGTHS, write_tif
 from tests.server import RunningServer, part, running_server, wait_for
 

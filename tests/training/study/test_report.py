@@ -22,7 +22,7 @@ from hyperscene.training.study.pages import Entry, FigureBlock, Heading, Paragra
 from hyperscene.training.study.plan import DEFAULT_VARIANT, Amount, Cell
 from hyperscene.training.study.report import write_collection, write_report
 from hyperscene.training.study.results import load_study, summarise_study
-from tests.browser import running_browser
+from tests.programs import running_browser
 from tests.studies import SIXTEEN, SyntheticStudy, add_variants, blocks_of, fields, findings_of, table_of
 
 ONE, FIVE = Amount(fraction=0.01), Amount(fraction=0.05)

@@ -1,4 +1,4 @@
-"""Progress: a bar in a terminal, plain lines in a file."""
+"""The basics: the cache, progress in a terminal and in a file, durations in messages."""
 
 import fcntl
 import os
@@ -11,7 +11,31 @@ import termios
 
 import pytest
 
+from hyperscene.errors import format_duration
+from hyperscene.lru import LruCache
 from hyperscene.progress import ProgressBar
+
+
+def test_the_least_recently_used_value_is_dropped():
+    cache = LruCache(2)
+    for key in "ab":
+        cache.get_or_make(key, str)
+    cache.get("a")
+    cache.get_or_make("c", str)
+    assert [cache.get(key) is not None for key in "abc"] == [True, False, True]
+
+
+def test_a_kept_value_is_not_made_again():
+    cache = LruCache(2)
+    made = [cache.get_or_make("a", object) for _ in range(2)]
+    assert made[0] is made[1]
+
+
+def test_room_is_made_before_a_value_is():
+    cache = LruCache(1)
+    cache.get_or_make("a", str)
+    assert cache.get_or_make("b", lambda: str(cache.get("a"))) == "None"
+
 
 WORK = """
 from hyperscene.progress import ProgressBar
@@ -25,7 +49,7 @@ with ProgressBar(4, "training") as progress:
 RESUMED = """
 from hyperscene.progress import ProgressBar
 with ProgressBar(5, "cells") as progress:
-    progress.begin_at({done_before}, "a portrait")
+    progress.begin_at({done_before}, "inspecting")
     {then}
 """
 
@@ -82,7 +106,7 @@ def test_a_terminal_gets_a_bar_with_note_and_time_left():
 def test_a_bar_begins_without_a_time_left(done_before):
     shown = on_a_terminal(RESUMED.format(done_before=done_before, then="pass"))
     assert f"{done_before}/5 [00:00<?" in shown
-    assert "a portrait" in shown
+    assert "inspecting" in shown
     assert not re.search(r"<\d", shown)
 
 
@@ -113,3 +137,20 @@ def test_without_a_finished_step_there_is_no_time_left(monkeypatch, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "cells 0/5 first"
     assert re.fullmatch(r"cells 1/5 second \d+ s left", lines[1])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (604800, "7 days"),
+        (86400, "1 day"),
+        (90000, "1 day and 1 hour"),
+        (5400, "1 hour and 30 minutes"),
+        (61.2, "1 minute and 1 second"),
+        (90061, "1 day and 1 hour"),
+        (2, "2 seconds"),
+        (0.2, "less than a second"),
+    ],
+)
+def test_durations_are_written_in_words(seconds, words):
+    assert format_duration(seconds) == words
