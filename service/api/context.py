@@ -119,3 +119,19 @@ async def until_disconnected(receive: Receive) -> None:
 ServiceDep = Annotated[Service, Depends(service_of)]
 OwnerDep = Annotated[str, Depends(owner_of)]
 BaseDep = Annotated[str, Depends(base_of)]
+
+
+def cache_headers(etag: str) -> dict[str, str]:
+    """Headers of a response that the client may cache."""
+    return {
+        "ETag": etag,
+        # Private caches only, by key: no cache may return one key's response to a request with another key.
+        "Cache-Control": "private, max-age=31536000, immutable",
+        "Vary": "X-API-Key, Authorization",
+    }
+
+
+def is_not_modified(request: Request, etag: str) -> bool:
+    """Whether the client's cached copy is current."""
+    tags = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+    return etag in tags or "*" in tags

@@ -13,8 +13,7 @@ from fastapi.responses import FileResponse, StreamingResponse
 
 from hyperscene.errors import NoSuchJob, ResultNotReady
 from hyperscene.service.api import examples
-from hyperscene.service.api.caching import cache_headers, is_not_modified
-from hyperscene.service.api.context import Service
+from hyperscene.service.api.context import Service, cache_headers, is_not_modified
 from hyperscene.service.api.documents import MEDIA_TYPES, OUTPUTS, ZIP_NAME, job_error
 from hyperscene.service.jobs.records import JobRecord
 

@@ -13,13 +13,14 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from hyperscene.errors import NoSuchJob, NotReady, ServiceError
-from hyperscene.service.api.caching import cache_headers, is_not_modified
 from hyperscene.service.api.context import (
     CLIENT_CLOSED_REQUEST,
     BaseDep,
     OwnerDep,
     Service,
     ServiceDep,
+    cache_headers,
+    is_not_modified,
     until_disconnected,
 )
 from hyperscene.service.api.documents import PixelDocument, TileJson
