@@ -23,7 +23,7 @@ WORKERS = 4
 
 
 @dataclass
-class Report:
+class ClusterReport:
     """What happened."""
 
     jobs: int = 0
@@ -40,7 +40,7 @@ def strips_by_worker(job: dict) -> dict[str, int]:
     return {name: int(count) for name, count in re.findall(r"(\S+) (\d+)", last.partition(": ")[2])}
 
 
-class Attack:
+class ClusterAttack:
     """A cluster of four workers, a service that maps with it, and random kills."""
 
     def __init__(self, folder: Path, seed: int, rows: int = 480, cols: int = 160) -> None:
@@ -54,9 +54,9 @@ class Attack:
         self._cluster.wait_for_workers()
         self._server = RunningServer(folder / "data", "--cluster", self._cluster.address).wait_until_ready()
         self._strips = self._map()[1]
-        self.report = Report()
+        self.report = ClusterReport()
 
-    def run(self, rounds: int) -> Report:
+    def run(self, rounds: int) -> ClusterReport:
         """In each round, a job is mapped while two workers are killed at random times, and then the scheduler."""
         try:
             for _ in range(rounds):
@@ -111,7 +111,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
-        report = Attack(Path(folder), options.seed).run(options.rounds)
+        report = ClusterAttack(Path(folder), options.seed).run(options.rounds)
         print(f"{report} in {time.monotonic() - began:.0f} s: every job successful, the same bytes")
     return 0
 

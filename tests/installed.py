@@ -32,8 +32,8 @@ if [ -n "$HIDDEN" ]; then
     mkdir -p "$INTERPRETER"
     mount --move "$SHELF" "$INTERPRETER"
 fi
-while read -r _ _ _ _ place _; do
-    [ "$place" = "$DATA" ] || mount -o remount,bind,ro "$place" 2>/dev/null || true
+while read -r _ _ _ _ mount _; do
+    [ "$mount" = "$DATA" ] || mount -o remount,bind,ro "$mount" 2>/dev/null || true
 done < <(tac /proc/self/mountinfo)
 # Changing the user clears the parent death signal, so it is set again.
 exec setpriv --pdeathsig KILL --reuid "$WHO" --regid "$WHO" --clear-groups --no-new-privs --inh-caps=-all "$@"

@@ -62,7 +62,7 @@ class SyntheticStudy:
         (directory / "cells").mkdir(parents=True)
         scene = {
             "name": name, "labels": "labels.mat", "rows": shape[0], "cols": shape[1], "bands": 200, "digest": "0" * 64,
-            "class_names": list(classes), "class_colors": [distinct_color(place) for place in range(len(classes))],
+            "class_names": list(classes), "class_colors": [distinct_color(index) for index in range(len(classes))],
             "class_pixels": self.pixels.tolist(),
         }  # fmt: skip
         study = {
@@ -245,8 +245,8 @@ def nearest_fields(truth: np.ndarray) -> np.ndarray:
     """The truth with its lanes filled."""
     from scipy.ndimage import distance_transform_edt
 
-    places = distance_transform_edt(truth == 0, return_distances=False, return_indices=True)
-    return truth[tuple(places)]
+    nearest = distance_transform_edt(truth == 0, return_distances=False, return_indices=True)
+    return truth[tuple(nearest)]
 
 
 def write_large(directory: Path) -> None:

@@ -1,1 +1,1 @@
-"""Several machines: strips are answered by workers of a Dask cluster, and everything else stays where it is."""
+"""Several machines: workers of a Dask cluster compute the strips, and the service does everything else."""

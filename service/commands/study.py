@@ -28,7 +28,6 @@ from hyperscene.training.study.folder import (
     read_study,
     study_name,
     unpack_study,
-    write_text,
 )
 from hyperscene.training.study.plan import (
     ABLATIONS,
@@ -45,7 +44,6 @@ from hyperscene.training.study.run import (
     CellsDone,
     StudyOptions,
     collection_writer,
-    comparison_writer,
     report_writer,
     run_study,
 )
@@ -148,15 +146,10 @@ def run(options: argparse.Namespace) -> int:
     if options.pack:
         pack_study(options.out, options.pack)
     rows = summarise_study(options.out)
-    compared = comparison_writer()(options.out)
-    if compared is not None:
-        write_text(options.out / "published.md", compared)
     if options.json is not None:
         _write_summary(options.json, {**read_study(options.out), "rows": rows})
     for row in rows:
         print(_line(row))
-    if compared is not None:
-        print(f"\n{compared}\n{options.out / 'published.md'}: the comparison with the paper")
     _print_report_paths(options.out)
     return DONE
 

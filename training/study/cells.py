@@ -150,8 +150,8 @@ def _reliability(fitted: Fitted, logits: NDArray[np.float32], truth: NDArray[np.
 
 def _map_reliability(found: SceneMap, scene: LabelledScene, split: Split) -> Bins:
     """Reliability bins of the map that the service delivers."""
-    places = tuple(split.test.T)
-    return reliability_bins(found.confidence[places], found.classes[places] == scene.labels[places])
+    test = tuple(split.test.T)
+    return reliability_bins(found.confidence[test], found.classes[test] == scene.labels[test])
 
 
 def _calibration(fitted: Fitted, reliability: dict[str, Bins]) -> dict[str, float]:

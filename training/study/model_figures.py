@@ -194,7 +194,7 @@ def _temperature_verdict(helped: Sequence[bool]) -> str:
     )
 
 
-# What PropagationSettings.record() in training/fit/label_propagation.py writes, and the column it is shown as.
+# What PropagationSettings.record() in training/fit/propagation_settings.py writes, and the column it is shown as.
 SETTING_COLUMNS = {
     "held_out_accuracy": ("held-out accuracy, %", 100, 1),
     "held_out_accuracy_of_spectra_alone": ("by spectra alone, %", 100, 1),
@@ -208,21 +208,8 @@ def recipe_choices(study: Study, prefix: str) -> Iterator[Block]:
     for recipe in study.recipes:
         cells = [cell for cell in study.cells_of("variants", recipe=recipe) if cell["name"] == DEFAULT_VARIANT]
         chosen = [cell for cell in cells if cell.get("chosen")]
-        taught = [cell for cell in chosen if "fidelity_weight" in cell["chosen"]]
-        if taught:
-            yield _propagation_table(study, recipe, taught)
-        rows = list(_other_choices(study, [cell for cell in chosen if cell not in taught]))
-        if rows:
-            yield Table(f"Settings that recipe {recipe} chose", ["to train on, and setting", "value (seeds)"], rows)
-
-
-def _other_choices(study: Study, cells: Sequence[Record]) -> Iterator[Row]:
-    """Recorded settings without a column of their own."""
-    for amount in study.amounts:
-        chosen = [cell["chosen"] for cell in cells if Amount(**cell["amount"]) == amount]
-        for key in dict.fromkeys(key for found in chosen for key in found):
-            values = [found[key] for found in chosen if key in found]
-            yield Row(f"{labels_of(study, amount)}: {key.replace('_', ' ')}", [Entry(_counted(values))])
+        if chosen:
+            yield _propagation_table(study, recipe, chosen)
 
 
 def _propagation_table(study: Study, recipe: str, cells: Sequence[Record]) -> Table:

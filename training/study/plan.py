@@ -114,12 +114,12 @@ class Ingredient:
 
 INGREDIENTS: dict[str, Ingredient] = {
     "no_pseudo_labels": Ingredient(
-        "Taken out", "pseudo-labels: labelled patches only, each once an epoch", {"pseudo_labels": False}
+        "Taken out", "pseudo-labels: labelled patches only, each once per epoch", {"pseudo_labels": False}
     ),
     "no_spectral_path": Ingredient("Taken out", "spectral path", {"spectral_path": False}),
-    "pooled_head": Ingredient("Taken out", "token head: one answer a patch", {"head": "pooled"}),
+    "pooled_head": Ingredient("Taken out", "token head: one result per patch", {"head": "pooled"}),
     "no_symmetries": Ingredient("Taken out", "rotations and flips", {"symmetries": False}),
-    "all_tokens": Ingredient("Taken out", "choice of tokens: all at every step", {"token_share": 1.0}),
+    "all_tokens": Ingredient("Taken out", "choice of tokens: all at each step", {"token_share": 1.0}),
     "constant_rate": Ingredient("Taken out", "one cycle: constant rate", {"one_cycle": False}),
     "dropout": Ingredient("Put in", "dropout of 0.1", {"dropout": 0.1}),
     "twice_as_long": Ingredient("Put in", "twice as many epochs", {"epochs": 2 * RECIPES["strong"].epochs}),

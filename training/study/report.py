@@ -23,7 +23,6 @@ from hyperscene.training.study.pages import (
     Paragraph,
     Row,
     Table,
-    markdown_page,
     write_pages,
 )
 from hyperscene.training.study.plan import Amount
@@ -74,13 +73,6 @@ def write_report(directory: Path) -> None:
     study = load_study(directory)
     blocks = [*_facts(study), Heading("In short"), *_overview([study]), *_parts(study, level=2, prefix="")]
     write_pages(directory, f"Study of {study.title}", blocks)
-
-
-def published_page(directory: Path) -> str | None:
-    """Our scores and the paper's tables in Markdown; None if the scene is not one of the paper's."""
-    study = load_study(directory)
-    blocks = list(compare_with_paper(study))
-    return markdown_page(f"{study.title}: ours and the paper's scores", blocks) if blocks else None
 
 
 def write_collection(

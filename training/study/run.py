@@ -319,11 +319,6 @@ def collection_writer() -> Callable[[Sequence[Path], Path, str | None, str | Non
     return _report_module().write_collection
 
 
-def comparison_writer() -> Callable[[Path], str | None]:
-    """The function that compares a study with the paper's tables, as Markdown."""
-    return _report_module().published_page
-
-
 def _report_module() -> ModuleType:
     """Import the report late, because it needs matplotlib."""
     try:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Metric = Literal["oa", "aa", "kappa"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
-Bins = list[tuple[float, float, int]]  # mean confidence, share right, number of answers
+Bins = list[tuple[float, float, int]]  # mean confidence, share right, number of predictions
 
 BINS = 15  # of confidence, all of the same width, as in Guo et al. (2017)
 

@@ -106,7 +106,7 @@ def tile(client, job, layer, zoom, x, y, sharp="", **query):
 
 def shown_at(client, job, layer, crs, transform, row, col, sharp="", **query):
     """The colour that tiles show at a pixel's centre."""
-    lon, lat = (places[row : row + 1, col] for places in lon_lats(ROWS, COLS, crs, transform))
+    lon, lat = (degrees[row : row + 1, col] for degrees in lon_lats(ROWS, COLS, crs, transform))
     zoom = tilejson(client, job)["maxzoom"] + 2
     x, y, inner_row, inner_col = (int(position[0]) for position in tile_pixels(lon, lat, zoom, 512 if sharp else 256))
     return tile(client, job, layer, zoom, x, y, sharp, **query)[inner_row, inner_col]
@@ -197,9 +197,9 @@ def test_gdals_wms_client_shows_every_pixel_at_its_position(client, server, job,
     classes = result(server, job, "classes.tif")[..., 0].astype(int)
     row, col = np.meshgrid(np.arange(ROWS), np.arange(COLS), indexing="ij")
     x, y = GRID @ (col.ravel() + 0.5, row.ravel() + 0.5)
-    places = zip(*transform(UTM, "EPSG:3857", x, y), strict=True)
+    points = zip(*transform(UTM, "EPSG:3857", x, y), strict=True)
     with rasterio.open(service) as shown:
-        found = np.array(list(shown.sample(places))).reshape(ROWS, COLS, 4)
+        found = np.array(list(shown.sample(points))).reshape(ROWS, COLS, 4)
     colors = np.array([(0, 0, 0, 0), *((*rgb(color), 255) for color in COLORS)])
     np.testing.assert_array_equal(found, colors[classes])
 
@@ -344,7 +344,7 @@ def test_a_pixel_has_its_class_probabilities_and_spectrum(client, server, job, c
 
 @pytest.mark.parametrize("position", [(0, 0), (17, 5), (39, 32)])
 def test_a_pixel_is_the_same_by_row_and_col_and_by_lon_and_lat(client, job, position):
-    lon, lat = (places[position] for places in lon_lats(ROWS, COLS, UTM, GRID))
+    lon, lat = (degrees[position] for degrees in lon_lats(ROWS, COLS, UTM, GRID))
     by_position = pixel(client, job, lon=lon, lat=lat)
     assert by_position == pixel(client, job, row=position[0], col=position[1])
     assert (by_position["lon"], by_position["lat"]) == pytest.approx((lon, lat), abs=1e-7)

@@ -34,7 +34,7 @@ from hyperscene.service.mapping.strip_mapper import StripMapper, plan_scene
 from hyperscene.service.settings import Settings
 from tests.bundles import write_patch_bundle
 from tests.cluster import RunningCluster, free_port, running_cluster
-from tests.cluster_faults import Attack, strips_by_worker
+from tests.cluster_faults import ClusterAttack, strips_by_worker
 from tests.command_line import refusal, run
 from tests.faults import COMPARED
 from tests.lifetimes import ends_with_parent
@@ -645,7 +645,7 @@ def test_workers_that_run_different_engines_are_not_mixed():
 @pytest.mark.slow
 @pytest.mark.timeout(660)  # it may wait 300 s for each of two jobs
 def test_nothing_is_lost_when_workers_and_the_scheduler_are_killed(tmp_path):
-    report = Attack(tmp_path, seed=1, rows=320, cols=96).run(rounds=1)
+    report = ClusterAttack(tmp_path, seed=1, rows=320, cols=96).run(rounds=1)
     assert (report.jobs, report.worker_kills, report.scheduler_kills) == (1, 2, 1)
     assert report.completed == report.strips
     assert any("the scheduler was lost" in text for text in report.history)

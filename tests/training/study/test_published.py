@@ -25,7 +25,7 @@ from hyperscene.training.study.published import (
     load_published,
     require_layout,
 )
-from hyperscene.training.study.report import published_page, write_report
+from hyperscene.training.study.report import write_report
 from tests.scenes import spectra_of, write_envi, write_tif
 from tests.studies import SyntheticStudy, add_variants, blocks_of, findings_of, table_of
 
@@ -300,7 +300,6 @@ def test_other_scenes_have_no_chapter_of_the_papers_figures(tmp_path):
     made = SyntheticStudy(tmp_path / "study")
     made.add(Cell("variants", "cosine", "paper", ONE, 0))
     assert blocks_of(made, compare_with_paper) == []
-    assert published_page(made.directory) is None
 
 
 def test_table_two_has_our_scores_and_the_papers(salinas):
@@ -335,10 +334,10 @@ def test_the_papers_own_protocol_needs_no_words(salinas):
     assert isinstance(blocks_of(salinas, compare_with_paper)[0], Table)
 
 
-def test_the_page_of_a_study_has_both_sides(salinas):
+def test_the_report_of_a_study_has_both_sides(salinas):
     add_variants(salinas, {"cosine": [1.26]})
-    page = published_page(salinas.directory)
-    assert page is not None
+    write_report(salinas.directory)
+    page = (salinas.directory / "report.md").read_text()
     (line,) = [line for line in page.splitlines() if line.startswith("| cosine (CS)")]
     assert "98.74" in line
     assert "98.74 (+0.00)" in line

@@ -399,15 +399,6 @@ def test_the_held_out_accuracy_of_one_seed_has_no_deviation(made):
     assert row.entries[1].text == f"{100 * record['chosen']['held_out_accuracy']:.1f}"
 
 
-def test_unknown_settings_are_listed(made):
-    cell = Cell("variants", DEFAULT_VARIANT, "strong", ONE, 0)
-    record = made.add(cell) | {"chosen": {"number_of_epochs": 25, "head": "token"}}
-    (made.directory / "cells" / f"{cell.id}.json").write_text(json.dumps(record))
-    rows = table_of(blocks_of(made, model_figures.recipe_choices)).rows
-    said = {row.name.split(": ")[1]: row.entries[0].text for row in rows}
-    assert said == {"number of epochs": "25 (1)", "head": "token (1)"}
-
-
 # What a study cannot say
 
 
@@ -605,6 +596,6 @@ def test_figures_do_not_change_matplotlibs_settings():
 def test_small_differences_stay_visible_beside_a_very_large_one(largest, is_stretched):
     rows = [figures.DifferenceRow(f"{value:g}", [value], False) for value in (largest, -0.5, -0.1, 0.1, 0.2)]
     axes = figures.differences_by_row(rows, "points").axes[0]
-    places = axes.transAxes.inverted().transform(axes.transData.transform([(-0.5, 0), (0.2, 0)]))
-    assert places[1, 0] - places[0, 0] > 0.15  # of the axis
+    positions = axes.transAxes.inverted().transform(axes.transData.transform([(-0.5, 0), (0.2, 0)]))
+    assert positions[1, 0] - positions[0, 0] > 0.15  # of the axis
     assert ("stretched" in axes.get_xlabel()) == is_stretched

@@ -37,8 +37,8 @@ ONE, FIVE = Amount(fraction=0.01), Amount(fraction=0.05)
 def method(label: str, *accuracies: float, first_seed: int = 0) -> Method:
     """A method with these overall accuracies in percent, seed after seed."""
     scores = {
-        first_seed + place: {"oa": value / 100, "aa": value / 100, "kappa": value / 100}
-        for place, value in enumerate(accuracies)
+        first_seed + index: {"oa": value / 100, "aa": value / 100, "kappa": value / 100}
+        for index, value in enumerate(accuracies)
     }
     return Method(label, scores)
 
@@ -68,7 +68,7 @@ def test_only_seeds_that_both_have_are_compared():
     assert_allclose(found.by_seed, [11, 12])
 
 
-def test_methods_are_made_even_by_the_seeds_that_give_most_to_compare():
+def test_methods_are_restricted_to_the_seeds_that_leave_most_to_compare():
     def seeds(*methods):
         return [found.seeds for found in with_common_seeds(methods)]
 
@@ -129,7 +129,7 @@ def test_amounts_come_from_few_labels_to_many_and_the_default_recipe_last(made):
     assert study.recipes == ("paper", "strong")
 
 
-def test_we_stand_for_the_default_recipes_map(made):
+def test_our_main_method_is_the_map_of_the_default_recipe(made):
     for recipe in ("paper", "strong"):
         made.add(Cell("variants", DEFAULT_VARIANT, recipe, ONE, 0))
     ours = load_study(made.directory).ours(ONE)
@@ -137,7 +137,7 @@ def test_we_stand_for_the_default_recipes_map(made):
     assert main_method(ours) is ours[-1]
 
 
-def test_ours_is_compared_with_everything_beside_it(made):
+def test_our_main_method_is_compared_with_all_others(made):
     made.add_table_one([ONE], ["strong"], 2, (DEFAULT_VARIANT, "cosine"))
     found = compare_main_method(load_study(made.directory), ONE)
     assert {one.first.label for one in found} == {"ours (strong), map"}
@@ -156,7 +156,7 @@ def test_confusions_of_all_seeds_are_added(made):
     assert_allclose(confusion_of(cells), np.add(cells[0]["confusion"], cells[1]["confusion"]))
 
 
-def test_a_scene_of_the_papers_goes_by_its_published_name(made):
+def test_a_scene_of_the_paper_has_its_published_name(made):
     path = made.directory / "study.json"
     path.write_text(path.read_text().replace('"published": null', '"published": "salinas"'))
     assert load_study(made.directory).title == "Salinas, random split"
@@ -194,7 +194,7 @@ def test_a_steady_difference_is_found():
     assert paired_p(first, second) < 0.001
 
 
-def test_noise_is_not_taken_for_a_difference():
+def test_noise_is_not_reported_as_a_difference():
     generator = np.random.default_rng(0)
     found = [paired_p(generator.normal(size=5), generator.normal(size=5)) < 0.05 for _ in range(400)]
     assert_allclose(np.mean(found), 0.05, atol=0.03)
@@ -209,7 +209,7 @@ def test_equal_scores_are_no_difference():
     assert paired_p([0.9, 0.8], [0.9, 0.8]) == 1.0
 
 
-def test_differences_without_spread_are_beyond_doubt():
+def test_equal_differences_are_beyond_noise():
     assert paired_p([0.9, 0.8, 0.7], [0.8, 0.7, 0.6]) == 0.0
 
 
@@ -242,7 +242,7 @@ def test_holm_of_nothing_is_nothing():
     assert holm([]) == []
 
 
-def test_answers_are_gathered_by_confidence():
+def test_predictions_are_grouped_by_confidence():
     bins = reliability_bins(np.array([0.9, 0.95, 0.55]), np.array([True, False, True]), bins=10)
     assert [count for _, _, count in bins] == [1, 2]
     assert_allclose(bins[1][:2], (0.925, 0.5))
@@ -252,12 +252,12 @@ def test_full_confidence_lies_in_the_last_bin():
     assert reliability_bins(np.array([1.0]), np.array([True])) == [(1.0, 1.0, 1)]
 
 
-def test_the_calibration_error_weighs_bins_by_their_answers():
+def test_the_calibration_error_weights_bins_by_their_predictions():
     assert_allclose(calibration_error([(0.9, 0.5, 3), (0.6, 0.6, 1)]), 0.3)
     assert calibration_error([]) == 0.0
 
 
-def test_seeds_that_agree_by_chance_are_no_surer_than_their_pixels():
+def test_seeds_that_agree_by_chance_have_the_uncertainty_of_their_pixels():
     """One pixel of 5,000 in each of three seeds may be anything; a hundred in each are not."""
     step = 100 / 5000
     behind = np.array([99.0, 98.5, 99.2])

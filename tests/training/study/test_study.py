@@ -525,7 +525,7 @@ def test_a_network_that_predicts_whole_patches_is_scored_by_its_map(scene, monke
     document = run_cell(cell, scene, a_split(scene), Compute())
     assert document["judged_by"] == "map"
     assert document["scores"] == document["mapped"]["scores"]
-    assert document["label_propagation"]["oa"] > 0.9  # an easy scene: what taught the network is right
+    assert document["label_propagation"]["oa"] > 0.9  # an easy scene
     assert document["scores"]["pixels"] == document["split"]["test"]
     assert sum(map(sum, document["confusion"])) == document["split"]["test"]
 
