@@ -21,12 +21,7 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
     """Every second request is about existing resources; DELETE gets resources of its own."""
     if next(calls) % 2:
         return
-    existing = REAL["to_delete"] if case.method == "DELETE" else REAL["to_read"]
-    for name in case.path_parameters or {}:
-        if name in existing and not (name == "name" and "/models/" not in case.path):
-            case.path_parameters[name] = existing[name]
-    if "layer" in (case.path_parameters or {}):
-        case.path_parameters["layer"] = next(layers)
+    _use_existing_paths(case)
     if case.path.endswith("/pixel"):
         case.query = {"row": 1, "col": 2}
     elif case.query and {"layer", "bands"} & set(case.query):
@@ -36,3 +31,12 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
     elif case.media_type == "image/tiff":
         with open(REAL["file"], "rb") as file:  # noqa: PTH123
             case.body = file.read()
+
+
+def _use_existing_paths(case: schemathesis.Case) -> None:
+    existing = REAL["to_delete"] if case.method == "DELETE" else REAL["to_read"]
+    for name in case.path_parameters or {}:
+        if name in existing and not (name == "name" and "/models/" not in case.path):
+            case.path_parameters[name] = existing[name]
+    if "layer" in (case.path_parameters or {}):
+        case.path_parameters["layer"] = next(layers)

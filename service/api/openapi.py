@@ -45,15 +45,7 @@ def to_3_0(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     new = {key: to_3_0(value) for key, value in node.items()}
-    for keyword in ("anyOf", "oneOf"):
-        schemas = new.get(keyword)
-        if isinstance(schemas, list) and {"type": "null"} in schemas:
-            rest = [schema for schema in schemas if schema != {"type": "null"}]
-            del new[keyword]
-            new |= (
-                rest[0] if len(rest) == 1 and "$ref" not in rest[0] else {"allOf" if len(rest) == 1 else keyword: rest}
-            )
-            new["nullable"] = True
+    _make_nullable(new)
     if "const" in new and "type" in new:
         new["enum"] = [new.pop("const")]
     examples = new.get("examples")
@@ -63,3 +55,17 @@ def to_3_0(node: Any) -> Any:
     if new.pop("contentMediaType", None) == "application/octet-stream":
         new["format"] = "binary"
     return new
+
+
+def _make_nullable(schema: dict[str, Any]) -> None:
+    """Replace an alternative of null by `nullable`; a single other one is merged, unless it is a reference."""
+    for keyword in ("anyOf", "oneOf"):
+        schemas = schema.get(keyword)
+        if isinstance(schemas, list) and {"type": "null"} in schemas:
+            rest = [each for each in schemas if each != {"type": "null"}]
+            del schema[keyword]
+            if len(rest) == 1:
+                schema |= {"allOf": rest} if "$ref" in rest[0] else rest[0]
+            else:
+                schema[keyword] = rest
+            schema["nullable"] = True

@@ -27,20 +27,31 @@ def name_scene_files(files: list[ReceivedFile]) -> ReceivedFile:
     for file in files:
         if file.size_bytes == 0:
             raise SceneUnreadable(f"{clean_name(file.name)} is empty: send {FORMATS}")
-    tiffs = [file for file in files if file.start in TIFF_MAGIC]
-    headers = [file for file in files if file.start == b"ENVI"]
-    others = [file for file in files if file not in tiffs and file not in headers]
-    if len(files) == 1 and tiffs:
-        return _renamed(tiffs[0], "scene.tif")
-    if len(files) == 1 and headers:
-        raise SceneIncomplete(f"{clean_name(headers[0].name)} is an ENVI header without its data: send both as `scene`")
-    if len(files) == 1 and Path(others[0].name).suffix.lower() in ENVI_SUFFIXES:
-        raise SceneIncomplete(f"{clean_name(others[0].name)} is ENVI data without its header: send both as `scene`")
-    if len(files) == 2 and len(headers) == 1 and len(others) == 1:
-        _renamed(headers[0], HEADER_NAME)
-        return _renamed(others[0], "scene.img")
+    ordered = sorted(files, key=_kind)
+    match [_kind(file) for file in ordered]:
+        case ["GeoTIFF"]:
+            return _renamed(ordered[0], "scene.tif")
+        case ["ENVI data", "ENVI header"] | ["ENVI header", "other"]:
+            header, data = sorted(ordered, key=lambda file: file.start != b"ENVI")
+            _renamed(header, HEADER_NAME)
+            return _renamed(data, "scene.img")
+        case ["ENVI header"]:
+            raise SceneIncomplete(
+                f"{clean_name(files[0].name)} is an ENVI header without its data: send both as `scene`"
+            )
+        case ["ENVI data"]:
+            raise SceneIncomplete(f"{clean_name(files[0].name)} is ENVI data without its header: send both as `scene`")
     names = ", ".join(clean_name(file.name) for file in files[:4]) or "nothing"
     raise SceneUnreadable(f"a scene is one GeoTIFF, or ENVI data and its header, and nothing else; found {names}")
+
+
+def _kind(file: ReceivedFile) -> str:
+    """What the file seems to be; ENVI data may have any name if their header is sent, too."""
+    if file.start in TIFF_MAGIC:
+        return "GeoTIFF"
+    if file.start == b"ENVI":
+        return "ENVI header"
+    return "ENVI data" if Path(file.name).suffix.lower() in ENVI_SUFFIXES else "other"
 
 
 def with_sent_names(text: str, data: ReceivedFile, files: list[ReceivedFile]) -> str:

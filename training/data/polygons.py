@@ -116,22 +116,23 @@ def _read(path: Path, class_field: str | None) -> tuple[str | None, NDArray[Any]
         raise LabelsUnusable(
             f"{path.name} cannot be read as polygons ({error}): use GeoPackage, GeoJSON or Shapefile"
         ) from error
-    fields = [str(field) for field in meta["fields"]]
-    if class_field is None or class_field not in fields:
-        problem = (
-            "--class-field must name the field with the classes"
-            if class_field is None
-            else f"{path.name} has no field {class_field!r}"
-        )
-        raise LabelsUnusable(f"{problem}; its fields are {', '.join(fields) or 'none'}")
+    column = columns[_field_index(path, [str(field) for field in meta["fields"]], class_field)]
     if geometries is None or len(geometries) == 0:
         raise LabelsUnusable(f"{path.name} contains no polygons: draw some")
-    column = columns[fields.index(class_field)]
     if any(value is None or value != value or not str(value).strip() for value in column):
         raise LabelsUnusable(
             f"a polygon of {path.name} has no value in {class_field!r}: fill it in, or delete the polygon"
         )
     return meta["crs"], geometries, column
+
+
+def _field_index(path: Path, fields: list[str], class_field: str | None) -> int:
+    if class_field in fields:
+        return fields.index(class_field)
+    problem = "--class-field must name the field with the classes"
+    if class_field is not None:
+        problem = f"{path.name} has no field {class_field!r}"
+    raise LabelsUnusable(f"{problem}; its fields are {', '.join(fields) or 'none'}")
 
 
 def _reproject(shapes: NDArray[Any], source: CRS, target: CRS) -> NDArray[Any]:

@@ -66,12 +66,8 @@ def run_cell(
     calibrated = draw_some(np.arange(len(split.test)), CALIBRATION_PIXELS if uses_map else None, cell.seed)
     with Stopwatch() as predicting:
         logits = centre_logits(network.to(source.pixels.device), source, split.test[calibrated])
-    maps: list[SceneMap] = []
     with Stopwatch() as mapping:
-        if cell.part == "inspection":
-            maps = _map_in_many_ways(fitted, cell, scene, compute)
-        elif uses_map or (cell.part == "variants" and cell.name == DEFAULT_VARIANT):
-            maps = [_mapper(fitted, cell, scene, compute).map()]
+        maps = _map_scene(fitted, cell, scene, compute, uses_map)
     found = maps[0].classes[tuple(split.test.T)] if uses_map else logits.argmax(axis=1) + 1
     reliability = _reliability(fitted, logits, truth[calibrated])
     of_map = {"map": _map_reliability(maps[0], scene, split)} if maps else {}
@@ -90,13 +86,13 @@ def run_cell(
         # Time of label propagation whose result was cached; the fit was shorter by it.
         "cached_seconds": 0.0 if fitted.pseudo_labels is None else fitted.pseudo_labels.cached_s,
     }
-    if cell.part != "inspection":
-        return document
-    note("drawing")
-    arrays = figure_arrays(network.to(source.pixels.device), source, scene, split, cell.seed)
-    arrays |= {"classes": maps[0].classes, "confidence": maps[0].confidence}
-    speed = [_speed(other, scene, split) for other in maps[1:]]
-    return {**document, "reliability": reliability, "speed": speed, "arrays": encode_arrays(arrays)}
+    if cell.part == "inspection":
+        note("drawing")
+        arrays = figure_arrays(network.to(source.pixels.device), source, scene, split, cell.seed)
+        arrays |= {"classes": maps[0].classes, "confidence": maps[0].confidence}
+        speed = [_speed(other, scene, split) for other in maps[1:]]
+        document |= {"reliability": reliability, "speed": speed, "arrays": encode_arrays(arrays)}
+    return document
 
 
 def _run_baseline(cell: Cell, scene: LabelledScene, split: Split, compute: Compute) -> dict[str, Any]:
@@ -105,14 +101,16 @@ def _run_baseline(cell: Cell, scene: LabelledScene, split: Split, compute: Compu
     return {**describe_cell(cell, split), **score_pixels(scene, split.test, found), "seconds": {"fit": fitting.seconds}}
 
 
-def _mapper(fitted: Fitted, cell: Cell, scene: LabelledScene, compute: Compute) -> Mapper:
-    return Mapper(make_bundle(fitted, scene, cell.id), scene, compute.device.type)
-
-
-def _map_in_many_ways(fitted: Fitted, cell: Cell, scene: LabelledScene, compute: Compute) -> list[SceneMap]:
-    """The map that the service delivers, then one for each stride and blend, timed with a warm engine."""
-    mapper = _mapper(fitted, cell, scene, compute)
-    return [mapper.map(), *(mapper.map(stride, blend) for stride, blend in mapper.ways())]
+def _map_scene(
+    fitted: Fitted, cell: Cell, scene: LabelledScene, compute: Compute, is_scored_by_map: bool
+) -> list[SceneMap]:
+    """The map that the service delivers, if it is needed; of an inspection then one for each stride and blend."""
+    is_inspected = cell.part == "inspection"
+    if not (is_scored_by_map or is_inspected or (cell.part == "variants" and cell.name == DEFAULT_VARIANT)):
+        return []
+    mapper = Mapper(make_bundle(fitted, scene, cell.id), scene, compute.device.type)
+    ways = mapper.ways() if is_inspected else ()
+    return [mapper.map(), *(mapper.map(stride, blend) for stride, blend in ways)]  # timed with a warm engine
 
 
 def _speed(found: SceneMap, scene: LabelledScene, split: Split) -> dict[str, Any]:

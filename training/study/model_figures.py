@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,50 +138,52 @@ def speed(study: Study, prefix: str) -> Iterator[Block]:
 
 def calibration(study: Study, prefix: str) -> Iterator[Block]:
     """The calibration error before and after temperature scaling."""
-    rows: list[Row] = []
-    helped: list[bool] = []
-    has_maps = any("ece_map" in (cell.get("calibration") or {}) for cell in study.cells_of("variants"))
-    for amount in study.amounts:
-        for recipe in study.recipes:
-            cells = [cell for cell in study.cells_of("variants", amount, recipe) if cell["name"] == DEFAULT_VARIANT]
-            known = [found for cell in cells if (found := cell.get("calibration"))]
-            if known:
-                before, after, heat = (
-                    float(np.mean([found[key] for found in known]))
-                    for key in ("ece_before", "ece_after", "temperature")
-                )
-                helped.append(round(after, 4) < round(before, 4))
-                of_map = [100 * found["ece_map"] for found in known if "ece_map" in found]
-                texts = [f"{100 * before:.2f}", f"{100 * after:.2f}", f"{heat:.2f}", str(len(known))]
-                if has_maps:
-                    texts.insert(2, f"{np.mean(of_map):.2f}" if len(of_map) == len(known) else "")
-                rows.append(Row(f"{recipe}, {labels_of(study, amount)}", [Entry(text) for text in texts]))
+    rows = list(_calibration_rows(study))
+    has_maps = any("map" in row for _, row in rows)
+    columns = ["before", "after", *(["map"] if has_maps else []), "temperature", "networks"]
     of_maps = "; 'map' is that of the delivered map, if all networks of a row have it" if has_maps else ""
     among = " In a spatial split validation pixels lie among the test pixels." if study.split == "spatial" else ""
     if rows:
         yield Table(
             "Expected calibration error (ECE), in percent",
-            ["recipe and labels", "before", "after", *(["map"] if has_maps else []), "temperature", "networks"],
-            rows,
+            ["recipe and labels", *columns],
+            [Row(name, [Entry(row.get(column, "")) for column in columns]) for name, row in rows],
             "Mean distance between confidence and accuracy on test pixels (at most 2,000 if a network is scored by its "
             "map), each with its own patch, before and after temperature scaling on the validation pixels"
             f"{of_maps}. Means over seeds of the default network.{among}",
         )
-        yield Paragraph(_temperature_verdict(helped), is_finding=True)
+        yield Paragraph(_temperature_verdict([float(row["after"]) < float(row["before"]) for _, row in rows]), True)
     for cell, name in _inspections(study):
-        curves = cell.get("reliability") or {}
-        # Without a temperature there is only one curve.
-        is_scaled = bool(cell.get("calibration"))
-        labels = {"before": "before", "after": "after"} if is_scaled else {"before": "unscaled"}
-        drawn = {name: (curves[key], calibration_error(curves[key])) for key, name in labels.items() if curves.get(key)}
-        if drawn:
-            figure = figures.reliability(drawn)
-            scaled = ", before and after temperature scaling" if is_scaled else ""
-            yield FigureBlock(f"{prefix}reliability-{name}", figure, (
-                f"Accuracy by confidence{scaled}; {_run_label(study, cell)}. Left: above the dotted line the network "
-                f"is underconfident, below it overconfident; hollow marks are fewer than {figures.MIN_PREDICTIONS} "
-                "pixels. Right: distribution of the test pixels over confidence."
-            ))  # fmt: skip
+        yield from _reliability_figure(study, cell, f"{prefix}reliability-{name}")
+
+
+def _calibration_rows(study: Study) -> Iterator[tuple[str, dict[str, str]]]:
+    """The default network's entries by column, for each amount and recipe; `map` only where all networks have it."""
+    for amount, recipe in product(study.amounts, study.recipes):
+        cells = [cell for cell in study.cells_of("variants", amount, recipe) if cell["name"] == DEFAULT_VARIANT]
+        known = [found for cell in cells if (found := cell.get("calibration"))]
+        if not known:
+            continue
+        factors = {"before": ("ece_before", 100), "after": ("ece_after", 100), "temperature": ("temperature", 1)}
+        if all("ece_map" in found for found in known):
+            factors["map"] = "ece_map", 100
+        means = {column: factor * np.mean([found[key] for found in known]) for column, (key, factor) in factors.items()}
+        entries = {column: f"{mean:.2f}" for column, mean in means.items()}
+        yield f"{recipe}, {labels_of(study, amount)}", entries | {"networks": str(len(known))}
+
+
+def _reliability_figure(study: Study, cell: Record, name: str) -> Iterator[Block]:
+    """The accuracy by confidence of an inspected network; without a temperature there is only one curve."""
+    curves, is_scaled = cell.get("reliability") or {}, bool(cell.get("calibration"))
+    labels = {"before": "before", "after": "after"} if is_scaled else {"before": "unscaled"}
+    drawn = {label: (curves[key], calibration_error(curves[key])) for key, label in labels.items() if curves.get(key)}
+    if drawn:
+        scaled = ", before and after temperature scaling" if is_scaled else ""
+        yield FigureBlock(name, figures.reliability(drawn), (
+            f"Accuracy by confidence{scaled}; {_run_label(study, cell)}. Left: above the dotted line the network "
+            f"is underconfident, below it overconfident; hollow marks are fewer than {figures.MIN_PREDICTIONS} "
+            "pixels. Right: distribution of the test pixels over confidence."
+        ))  # fmt: skip
 
 
 def _temperature_verdict(helped: Sequence[bool]) -> str:

@@ -205,12 +205,6 @@ def _overview_table(found: dict[StudyAmount, dict[str, Method]], comparisons: Co
         rows.append(
             Row(_line_name(study, amount), [*entries, *([Entry(_difference_entry(comparison))] if comparisons else [])])
         )
-    seeds = [{len(method.seeds) for method in methods.values()} for methods in found.values()]  # line by line
-    low, high = min(map(max, seeds)), max(map(max, seeds))
-    over = f"Means ± standard deviation over {low} to {high} seeds" if low < high else (
-        f"Means ± standard deviation over {high} seeds" if high > 1 else "One seed"
-    )  # fmt: skip
-    fewer = "; † over fewer than others in the row" if any(len(of_line) > 1 for of_line in seeds) else ""
     compared = (
         " The last column compares ours (by the default recipe where that was run) with the baseline of the highest "
         f"mean, in points: {NOISE}"
@@ -221,10 +215,19 @@ def _overview_table(found: dict[StudyAmount, dict[str, Method]], comparisons: Co
         "Overall accuracy of every method, in percent",
         ["to train on (labels)", *labels, *(["ours minus best baseline"] if comparisons else [])],
         rows,
-        f"{over}{fewer}. {MARKS} 'Ours' is the paper's network with cosine squared attention, by recipe; 'map' is the "
-        "map that the service delivers, 'label propagation alone' the pseudo-labels that the network learnt from; the "
-        f"others predict pixel by pixel.{compared}",
+        f"{_seeds_note(found)}. {MARKS} 'Ours' is the paper's network with cosine squared attention, by recipe; 'map' "
+        "is the map that the service delivers, 'label propagation alone' the pseudo-labels that the network learnt "
+        f"from; the others predict pixel by pixel.{compared}",
     )
+
+
+def _seeds_note(found: dict[StudyAmount, dict[str, Method]]) -> str:
+    """The number of seeds of the rows, and what marks a method with fewer than others in its row."""
+    seeds = [{len(method.seeds) for method in methods.values()} for methods in found.values()]  # row by row
+    low, high = min(map(max, seeds)), max(map(max, seeds))
+    several = f"Means ± standard deviation over {f'{low} to ' if low < high else ''}{high} seeds"
+    fewer = "; † over fewer than others in the row" if any(len(of_row) > 1 for of_row in seeds) else ""
+    return (several if high > 1 else "One seed") + fewer
 
 
 def _column(method: Method) -> tuple[object, ...]:
