@@ -12,12 +12,15 @@ from io import StringIO
 from hyperscene.service.cli import main
 
 
+def cli_command(*arguments: object) -> list[str]:
+    """The command as a list for subprocess."""
+    return [sys.executable, "-m", "hyperscene.service.cli", *map(str, arguments)]
+
+
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command and wait for it."""
-    command = [sys.executable, "-m", "hyperscene.service.cli", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, env=os.environ | environment
-    )
+    options = {"capture_output": True, "text": True, "timeout": 300, "env": os.environ | environment}
+    return subprocess.run(cli_command(*arguments), check=False, **options)
 
 
 def run_here(*arguments: object) -> subprocess.CompletedProcess[str]:

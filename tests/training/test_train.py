@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from hyperscene.model.bundle import load_bundle
-from tests.command_line import refusal, run, run_here
+from tests.command_line import cli_command, refusal, run, run_here
 from tests.scenes import quadrants, spectra_of, write_tif
 
 LABELS = quadrants(30, 26)
@@ -119,20 +118,10 @@ def test_per_class_and_train_pixels_exclude_each_other(data):
 def test_a_run_stopped_by_ctrl_c_resumes_to_the_same_bundle(data):
     options = ["--epochs", 40, "--name", "same"]
     assert train(data, *options, output="whole.onnx", run_command=run).returncode == 0
-    command = [
-        sys.executable,
-        "-m",
-        "hyperscene.service.cli",
-        "train",
-        "--scene",
-        data / "scene.tif",
-        "--labels",
-        data / "labels.tif",
-    ]
-    command += ["-o", data / "cut.onnx", *TINY, *options]
+    files = ["--scene", data / "scene.tif", "--labels", data / "labels.tif", "-o", data / "cut.onnx"]
     checkpoint = data / "cut.onnx.checkpoint"
     process = subprocess.Popen(
-        list(map(str, command)),
+        cli_command("train", *files, *TINY, *options),
         stderr=subprocess.PIPE,
         text=True,
         # A shell lets background jobs ignore SIGINT, and the test run may be one.

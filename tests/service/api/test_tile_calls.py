@@ -7,6 +7,7 @@ import signal
 import socket
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import httpx
 import numpy as np
@@ -518,17 +519,24 @@ def test_a_damaged_preview_is_rendered_again(client, server, tif):
     assert shown_at(client, job, "scene", UTM, GRID, 17, 5)[3] == 255
 
 
-@pytest.fixture(scope="module")
-def idle_server(tmp_path_factory, bundles):
-    """A server whose worker never starts a job."""
+@contextmanager
+def server_without_workers(data, bundles, **environment):
+    """A server whose workers are paused."""
     options = ("--bundles", bundles, "--device", "cpu", "--lease-s", 600)
-    with running_server(tmp_path_factory.mktemp("idle") / "data", *options) as running:
+    with running_server(data, *options, **environment) as running:
         workers = running.workers()
         for worker in workers:
             os.kill(worker, signal.SIGSTOP)
         yield running
         for worker in workers:
             os.kill(worker, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def idle_server(tmp_path_factory, bundles):
+    """A server whose worker never starts a job."""
+    with server_without_workers(tmp_path_factory.mktemp("idle") / "data", bundles) as running:
+        yield running
 
 
 def test_a_waiting_job_shows_only_its_scene(idle_server, tif, cube):
@@ -586,15 +594,8 @@ def test_concurrent_requests_share_one_preview(server, tmp_path):
 @pytest.fixture(scope="module")
 def slow_server(tmp_path_factory, bundles):
     """A server that renders previews of scenes with the value SLOW slowly, and maps nothing."""
-    options = ("--bundles", bundles, "--device", "cpu", "--lease-s", 600)
-    folder = tmp_path_factory.mktemp("slow")
-    with running_server(folder / "data", *options, PYTHONPATH=POISON_PATH) as running:
-        workers = running.workers()
-        for worker in workers:
-            os.kill(worker, signal.SIGSTOP)
+    with server_without_workers(tmp_path_factory.mktemp("slow") / "data", bundles, PYTHONPATH=POISON_PATH) as running:
         yield running
-        for worker in workers:
-            os.kill(worker, signal.SIGCONT)
 
 
 def slow(cube):

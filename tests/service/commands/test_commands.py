@@ -7,7 +7,6 @@ import pty
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ import rasterio
 from hyperscene.model.bundle import DEMO_BUNDLE, load_bundle
 from hyperscene.service.mapping.output import RESULTS
 from tests.bundles import write_bundle
-from tests.command_line import refusal, run
+from tests.command_line import cli_command, refusal, run
 from tests.scenes import UTM, quadrants, spectra_of, write_envi, write_tif
 
 NM = np.linspace(450, 900, 5)
@@ -148,7 +147,7 @@ def in_a_terminal(*arguments) -> str:
     """The output in a terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    command = [sys.executable, "-m", "hyperscene.service.cli", *map(str, arguments)]
+    command = cli_command(*arguments)
     process = subprocess.Popen(command, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""
@@ -182,8 +181,7 @@ def test_a_refusal_in_a_terminal_is_one_line_without_a_bar(tmp_path, bundle):
 @pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_stops_at_once_and_leaves_nothing(tmp_path, stop_signal):
     assert run("synth", tmp_path / "s.tif", "--rows", 300, "--cols", 300).returncode == 0
-    command = [sys.executable, "-m", "hyperscene.service.cli", "classify", tmp_path / "s.tif", "-o", tmp_path / "out",
-               "--stride", "1"]  # fmt: skip
+    command = cli_command("classify", tmp_path / "s.tif", "-o", tmp_path / "out", "--stride", 1)
     # Processes in the background ignore SIGINT, and their children inherit that.
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -295,7 +293,7 @@ def test_bench_refuses_invalid_options_before_it_measures(options, words):
 
 def test_the_map_is_written_even_if_standard_error_is_closed(scene, bundle):
     options = ["classify", scene, "-o", scene.parent / "out", "--bundle", bundle]
-    command = [sys.executable, "-m", "hyperscene.service.cli", *options]
+    command = cli_command(*options)
     reading, writing = os.pipe()
     os.close(reading)
     subprocess.run(command, stderr=writing, stdout=subprocess.DEVNULL, timeout=60, check=False)
@@ -305,7 +303,7 @@ def test_the_map_is_written_even_if_standard_error_is_closed(scene, bundle):
 
 def test_a_full_disk_for_standard_output_is_reported_in_one_line():
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "hyperscene.service.cli", "inspect", DEMO_BUNDLE]
+        command = cli_command("inspect", DEMO_BUNDLE)
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "No space left" in done.stderr

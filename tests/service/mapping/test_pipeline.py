@@ -4,7 +4,6 @@ import json
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -38,6 +37,7 @@ from hyperscene.service.mapping.scenes import open_scene
 from hyperscene.service.mapping.strip_mapper import StripMapper, plan_scene
 from hyperscene.training.evaluate import ArraySource
 from tests.bundles import write_bundle, write_patch_bundle
+from tests.command_line import cli_command
 from tests.scenes import quadrants, spectra_of, write_tif
 
 NM = np.linspace(450, 900, 5)
@@ -546,17 +546,7 @@ def test_a_disk_that_fills_up_is_reported_in_one_line(tmp_path, limit_kb):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit_kb * 1024, limit_kb * 1024))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-    command = [
-        sys.executable,
-        "-m",
-        "hyperscene.service.cli",
-        "classify",
-        scene,
-        "-o",
-        tmp_path / "out",
-        "--bundle",
-        bundle,
-    ]
+    command = cli_command("classify", scene, "-o", tmp_path / "out", "--bundle", bundle)
     done = subprocess.run(command, preexec_fn=little_room, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

@@ -312,7 +312,7 @@ def test_ingredients_stand_under_what_was_taken_out_and_put_in(made):
         made.add_with_accuracy(Cell("ingredients", name, "strong", ONE, seed), (20, 5, 12)[seed])
     blocks = blocks_of(made, tables.ingredients)
     assert [row.name for row in table_of(blocks).rows] == [
-        "Taken out", "default", "pseudo-labels: labelled patches only, each once an epoch", "rotations and flips",
+        "Taken out", "default", "pseudo-labels: labelled patches only, each once per epoch", "rotations and flips",
         "Put in", "default", "dropout of 0.1",
     ]  # fmt: skip
     assert any(isinstance(block, FigureBlock) for block in blocks)

@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -53,7 +52,7 @@ from hyperscene.training.study.plan import (
 from hyperscene.training.study.results import summarise_study
 from hyperscene.training.study.run import CellsDone, Splits, StudyOptions, open_study, run_study, work_through
 from tests import scenes
-from tests.command_line import refusal, run, run_here
+from tests.command_line import cli_command, refusal, run, run_here
 from tests.studies import SyntheticStudy
 
 ONE_PERCENT = Amount(fraction=0.01)
@@ -784,17 +783,12 @@ def test_wrong_usage_is_warned_in_a_line(more, message, tmp_path):
 @pytest.mark.slow
 def test_a_stopped_study_reports_its_progress_and_continues(files, tmp_path):
     output = tmp_path / "study"
-    command = [
-        sys.executable,
-        "-m",
-        "hyperscene.service.cli",
-        *map(str, study_command(files, output, "--baselines", "random_forest")),
-    ]
+    command = study_command(files, output, "--baselines", "random_forest")
     process = subprocess.Popen(
-        [*command, "--seeds", "300"],
+        cli_command(*command, "--seeds", "300"),
         stderr=subprocess.PIPE,
         text=True,
-        # A shell starts background jobs deaf to Ctrl-C, and the suite may be one; the user at a terminal is not.
+        # A shell lets background jobs ignore SIGINT, and the test run may be one.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
@@ -807,7 +801,7 @@ def test_a_stopped_study_reports_its_progress_and_continues(files, tmp_path):
     assert stopped
     assert int(stopped[1]) == len(list(output.glob("cells/*.json")))
     assert not list(output.glob("cells/*.lock"))
-    again = run(*command[3:], "--seeds", "1")
+    again = run(*command, "--seeds", "1")
     assert again.returncode == 0
     assert "1 of 1 cells are done" in again.stderr
 
@@ -826,8 +820,8 @@ def test_a_summary_that_cannot_be_written_is_refused_before_any_work(files, tmp_
 @pytest.mark.slow
 def test_two_processes_share_a_study(files, tmp_path):
     output = tmp_path / "study"
-    command = [sys.executable, "-m", "hyperscene.service.cli", *map(str, study_command(files, output, "--seeds", 6))]
-    command += ["--baselines", "logistic_regression,random_forest,svm"]
+    baselines = "logistic_regression,random_forest,svm"
+    command = cli_command(*study_command(files, output, "--seeds", 6, "--baselines", baselines))
     both = [subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     answers = [process.communicate(timeout=240) for process in both]
     assert [process.returncode for process in both] == [0, 0], answers
