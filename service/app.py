@@ -26,8 +26,8 @@ from hyperscene.service.api import classify, examples, health, jobs, models, pro
 from hyperscene.service.api.context import OwnerDep, Service
 from hyperscene.service.api.job_watcher import JobWatcher
 from hyperscene.service.api.openapi import install_openapi
-from hyperscene.service.api.page import add_page
-from hyperscene.service.api.problems import add_exception_handlers, problems
+from hyperscene.service.api.page import SECURITY_HEADERS, add_page
+from hyperscene.service.api.problems import UnexpectedErrors, add_exception_handlers, problems
 from hyperscene.service.api.processes import OPENAPI_TYPE
 from hyperscene.service.jobs.admission import Admission
 from hyperscene.service.jobs.database import StoreUnusable
@@ -91,6 +91,7 @@ def create_app(settings: Settings | None = None, resources: Resources | None = N
     _serve_openapi(app)
     add_page(app)
     install_openapi(app, requires_keys=bool(settings.api_keys))
+    app.add_middleware(UnexpectedErrors)  # the innermost; each one added later is around it
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -208,7 +209,7 @@ async def _expire_forever(admission: Admission, settings: Settings) -> None:
 
 
 class RequestLog:
-    """Logs every request with an id, which the response carries as X-Request-ID."""
+    """Logs every request with an id, which the response carries as X-Request-ID, and adds the security headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -228,7 +229,7 @@ class RequestLog:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
-                headers["X-Content-Type-Options"] = "nosniff"
+                headers.update(SECURITY_HEADERS)
             await send(message)
 
         try:

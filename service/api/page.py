@@ -23,9 +23,12 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
 )
-HEADERS = {
+SECURITY_HEADERS = {  # of every response
     "Content-Security-Policy": POLICY,
     "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+HEADERS = {
     "Cache-Control": "no-cache",
     "Vary": "Accept",  # other clients get the landing page as JSON at the same URL
 }

@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hyperscene.errors import (
     InternalError,
@@ -128,9 +129,28 @@ def add_exception_handlers(app: FastAPI) -> None:
             headers["Allow"] = ", ".join(methods)
         return problem_response(problem, headers)
 
-    @app.exception_handler(Exception)
-    async def on_unexpected_error(request: Request, error: Exception) -> JSONResponse:
-        log.error("unexpected error", exc_info=error)
-        return error_response(
-            InternalError("this is a bug of hyperscene: report it with the X-Request-ID of this response")
-        )
+
+class UnexpectedErrors:
+    """Responds to any other exception, inside the middleware that adds headers: Starlette's handler is outside."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_started = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        except Exception:
+            log.exception("unexpected error")
+            if not has_started:  # otherwise uvicorn closes the connection, so that the body is seen to be cut off
+                error = InternalError("this is a bug of hyperscene: report it with the X-Request-ID of this response")
+                await error_response(error)(scope, receive, send)

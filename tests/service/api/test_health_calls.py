@@ -2,8 +2,10 @@
 
 import json
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -138,3 +140,23 @@ def test_links_begin_with_the_public_url(tmp_path, bundle_folder):
     options = ("--bundles", bundle_folder, "--device", "cpu", "--public-url", "https://maps.example/hyper/")
     with running_server(tmp_path / "data", *options) as server:
         assert server.client.get("/").json()["links"][0]["href"] == "https://maps.example/hyper/"
+
+
+def test_an_unexpected_error_is_answered_and_logged_with_its_request_id(server):
+    with closing(sqlite3.connect(server.data / "hyperscene.sqlite")) as store, store:
+        store.execute("INSERT INTO scenes VALUES ('damaged', '', 'a.tif', 'a.tif', 1, 0, 1e12, '{', 0, NULL)")
+    try:
+        answer = server.client.get("/scenes/damaged", headers={"X-Request-ID": "damaged-1"})
+    finally:
+        with closing(sqlite3.connect(server.data / "hyperscene.sqlite")) as store, store:
+            store.execute("DELETE FROM scenes WHERE id = 'damaged'")
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["x-request-id"] == "damaged-1"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    (found,) = [line for line in lines if "JSONDecodeError" in line.get("traceback", "")]
+    assert (found["message"], found["request_id"]) == ("unexpected error", "damaged-1")
+    (request,) = [line for line in lines if line.get("path") == "/scenes/damaged"]
+    assert (request["status"], request["request_id"]) == (500, "damaged-1")
