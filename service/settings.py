@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,6 +82,12 @@ class Settings(BaseSettings):
         "(none: scenes are uploaded)",
     )
 
+    href_networks: Words = Field(
+        (),
+        description="private networks, such as 10.0.0.0/8, in which hosts of --hrefs may be, separated by commas "
+        "(none, but for addresses in --hrefs)",
+    )
+
     api_keys: Secrets = Field((), description="API keys, separated by commas (no key is needed)")
     cors_origins: Words = Field((), description="web origins that may read responses, separated by commas (none)")
     public_url: str | None = Field(None, description="URL that links start with (that of the request)")
@@ -89,7 +96,7 @@ class Settings(BaseSettings):
     )
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
 
-    @field_validator("api_keys", "cors_origins", "hrefs", mode="before")
+    @field_validator("api_keys", "cors_origins", "hrefs", "href_networks", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
@@ -107,6 +114,11 @@ class Settings(BaseSettings):
     @classmethod
     def _are_url_prefixes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(check_url_prefix(prefix) for prefix in value)
+
+    @field_validator("href_networks")
+    @classmethod
+    def _are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(ip_network(network)) for network in value)
 
     @field_validator("device")
     @classmethod

@@ -57,7 +57,7 @@ class RunningProxy:
         self.url = f"https://{NAME}:{self.port}"
         self.http_url = f"http://{NAME}:{self._http_port}"
         self.certificate = folder / "hyperscene.crt"
-        _make_certificate(self.certificate, folder / "hyperscene.key")
+        make_certificate(self.certificate, folder / "hyperscene.key")
         (folder / "hyperscene.conf").write_text(self._changed(CONFIGURATION.read_text("utf-8"), service), "utf-8")
         user = "user root;" if os.geteuid() == 0 else ""  # the test's user owns the folders
         (folder / "nginx.conf").write_text(NGINX_CONF.format(user=user))
@@ -144,7 +144,7 @@ def accepts_tls(proxy: RunningProxy, version: str) -> bool:
     return bool(re.search(r"Cipher is (?!\(NONE\))", done.stdout))
 
 
-def _make_certificate(certificate: Path, key: Path) -> None:
+def make_certificate(certificate: Path, key: Path) -> None:
     """A self-signed certificate for localhost."""
     names = f"subjectAltName=DNS:{NAME},IP:127.0.0.1"
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]

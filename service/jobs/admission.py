@@ -189,7 +189,7 @@ class Admission:
 
     def reference_scene(self, href: str, owner: str, *, is_temporary: bool) -> SceneRecord:
         """Inspect a scene that stays on another host; it is not in the store yet."""
-        path = allowed_path(href, self._settings.hrefs)
+        path = allowed_path(href, self._settings.hrefs, self._settings.href_networks)
         if not self._remote_slots.acquire(blocking=False):  # a host that does not respond must not block others
             raise self._queue_full(f"{MAX_REMOTE} remote scenes are being read, which is the limit")
         try:

@@ -18,7 +18,7 @@ OUR_NAMES = re.compile("[0-9a-f]{32}")  # other files in the data folder are not
 def data_path(settings: Settings, scene: SceneRecord) -> Path:
     """The path that opens a scene's data: a local file, or an address that is still allowed."""
     if scene.href is not None:
-        return allowed_path(scene.href, settings.hrefs)
+        return allowed_path(scene.href, settings.hrefs, settings.href_networks)
     return settings.scene_folder(scene.id) / scene.file
 
 

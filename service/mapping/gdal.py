@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import rasterio
 from rasterio._err import CPLE_BaseError
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
-from hyperscene.service.mapping.remote import REMOTE_ENV, is_remote
+from hyperscene.service.mapping.remote_file import RemoteFile
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
 # rasterio lets some of GDAL's own errors through.
 GDAL_ERRORS = (RasterioError, CPLE_BaseError)
 # The next strip reads some blocks of a tiled file again: enough for a row of them in most scenes, and a limit.
 CACHE_BYTES = 192 << 20
+OPENED = count()  # rasterio finds the opener of a file by its name
 
 
 @contextmanager
@@ -31,17 +33,24 @@ def ignore_missing_georeference() -> Iterator[None]:
 
 
 @contextmanager
-def open_dataset(path: Path, driver: str) -> Iterator[Any]:
-    """A scene's file, opened by one driver only."""
+def open_dataset(path: Path, driver: str, remote: RemoteFile | None = None) -> Iterator[Any]:
+    """A scene's file, opened by one driver only; a remote one is read through `remote`, whose errors are raised."""
     # No other file may change what is read: no .aux.xml (PAM), and for a TIFF no mask, overview or world file, because
     # each may be a VRT that points to other files. ENVI needs its folder to find the header.
     siblings = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR"} if driver == "GTiff" else {}
-    network = REMOTE_ENV if is_remote(path) else {}
-    with rasterio.Env(GDAL_PAM_ENABLED="NO", GDAL_CACHEMAX=CACHE_BYTES, **siblings, **network):
-        with ignore_missing_georeference():
-            dataset = rasterio.open(path, driver=driver)
-        with dataset:
-            yield dataset
+    source = str(path) if remote is None else f"/remote-{next(OPENED)}"
+    with rasterio.Env(GDAL_PAM_ENABLED="NO", GDAL_CACHEMAX=CACHE_BYTES, **siblings):
+        try:
+            with ignore_missing_georeference():
+                dataset = rasterio.open(source, driver=driver, opener=remote)
+            with dataset:
+                yield dataset
+        except GDAL_ERRORS as error:
+            if remote is None or remote.error is None:
+                raise
+            raise remote.error from error
+        if remote is not None and remote.error is not None:  # GDAL continues without some tags
+            raise remote.error
 
 
 def envi_header(dataset: Any) -> dict[str, str]:

@@ -29,7 +29,8 @@ from hyperscene.service.mapping.gdal import (
     row_of_blocks_bytes,
 )
 from hyperscene.service.mapping.limits import Limits
-from hyperscene.service.mapping.remote import address_of, fingerprint, is_remote, name_of, probe
+from hyperscene.service.mapping.remote import address_of, fingerprint, is_remote, name_of
+from hyperscene.service.mapping.remote_file import open_remote, replaced
 from hyperscene.service.mapping.scene_checks import (
     check_blocks,
     check_data_size,
@@ -91,23 +92,26 @@ def open_scene(
     file must still have that version.
     """
     path, driver = locate(path)
-    headers = probe(path) if is_remote(path) else ""
     if limits is not None and not is_remote(path):
         limits.check_size(path.name, *read_declared_size(path, driver, limits))
         check_reference_text(path, driver)
     if driver == "GTiff" and not is_remote(path):
         check_tiff_length(path)
     try:
-        with open_dataset(path, driver) as dataset, np.errstate(over="ignore"):
+        with (
+            open_remote(path) as remote,
+            open_dataset(path, driver, remote) as dataset,
+            np.errstate(over="ignore"),
+        ):
             if limits is not None:
                 check_blocks(path, dataset, limits)
             scene = _read_header(path, driver, dataset, counts_packed=counts_packed)
-            if not is_remote(path):
+            if remote is None:
                 return scene
             refuse_grids(scene.name, scene.crs.to_wkt().encode() if scene.crs else b"")
-            scene = replace(scene, version=fingerprint(headers, dataset))
-            if version not in (None, scene.version):
-                raise _replaced(path)
+            scene = replace(scene, version=fingerprint(remote.headers, dataset))
+            if version not in (None, scene.version, fingerprint("", dataset)):  # older versions knew no headers from S3
+                raise replaced(address_of(path))
             return scene
     except GDAL_ERRORS as error:
         if is_remote(path):
@@ -173,7 +177,11 @@ def read_cube(scene: Scene, window: Window | None = None) -> tuple[NDArray[np.fl
 def open_pixels(scene: Scene) -> Iterator[SceneReader]:
     """A reader of the scene's pixels, for one thread."""
     try:
-        with open_dataset(scene.path, scene.driver) as dataset, _rows_kept(scene, dataset):
+        with (
+            open_remote(scene.path) as remote,
+            open_dataset(scene.path, scene.driver, remote) as dataset,
+            _rows_kept(scene, dataset),
+        ):
             yield SceneReader(scene, dataset)
     except GDAL_ERRORS as error:
         if is_remote(scene.path):
@@ -191,10 +199,6 @@ def require_unchanged(scene: Scene) -> None:
     """Refuse a remote scene whose file was replaced while it was read."""
     if scene.version:
         open_scene(scene.path, version=scene.version)
-
-
-def _replaced(path: Path) -> SceneUnreadable:
-    return SceneUnreadable(f"{address_of(path)} was replaced after it was submitted: submit it again")
 
 
 def _remote_refusal(path: Path, error: Exception) -> SceneUnreadable:

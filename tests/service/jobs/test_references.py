@@ -149,6 +149,23 @@ def test_a_redirect_is_not_followed(reader, host, files):
         assert not other.requests
 
 
+@pytest.mark.parametrize("kind", ["http", "s3"])
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_late_redirect_is_not_followed(reader, host, files, kind, after):
+    name = f"late-{kind}-{after}.tif"
+    for folder in (files, files / "bucket"):
+        shutil.copy(files / "scene.tif", folder / name)
+    path = f"/{name}" if kind == "http" else f"/bucket/{name}"
+    with running_file_host(files) as other:
+        host.redirects[path], host.redirects_after = f"{other.url}{path}", after
+        answer = submit(reader, f"{host.url}{path}" if kind == "http" else f"s3:/{path}")
+        problem = answer.json() if answer.status_code != 201 else reader.finished(answer.json()["jobID"])["problem"]
+        host.redirects_after = 0
+        assert problem["code"] == "scene_unreadable"
+        assert "redirects to another URL" in problem["detail"]
+        assert not other.requests
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -200,7 +217,7 @@ def test_dismissing_a_job_whose_host_stalls_frees_its_worker(reader, files, bund
         options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu", "--hrefs", f"{silent.url}/")
         with running_server(data, *options) as server:
             scene = server.client.post("/scenes", json={"href": f"{silent.url}/scene.tif"}).headers["location"]
-            silent.stalls_after = 7  # while pixels are read
+            silent.stalls_after = 3  # while pixels are read
             job = submit(server, scene).json()["jobID"]
             wait_for(lambda: silent.stalls_after == 0)
             assert server.client.delete(f"/jobs/{job}").status_code == 200
@@ -218,7 +235,7 @@ def test_a_server_without_ranges_is_refused(reader, files):
             refused(submit(server, f"{whole.url}/scene.tif"), 422, "whole files only")
 
 
-@pytest.mark.parametrize("spared", [0, 6])  # before the header is read, and while pixels are read
+@pytest.mark.parametrize("spared", [0, 3])  # before the header is read, and while pixels are read
 def test_a_host_that_is_busy_for_a_moment_fails_no_job(reader, host, spared):
     scene = reader.client.post("/scenes", json={"href": f"{host.url}/scene.tif"}).headers["location"]
     host.spared, host.failures = spared, 2

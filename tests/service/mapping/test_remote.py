@@ -1,12 +1,10 @@
-"""URLs of scenes: which may be read, and under which name GDAL reads them."""
-
-from pathlib import Path
+"""URLs of scenes: which may be read, and which path names them."""
 
 import pytest
 from pydantic import ValidationError
 
 from hyperscene.errors import RequestUnusable
-from hyperscene.service.mapping.remote import address_of, allowed_path, is_remote
+from hyperscene.service.mapping.remote import address_of, allowed_path, is_remote, remote_name
 from hyperscene.service.settings import Settings
 
 URL_PREFIXES = ("https://data.example.org/scenes/", "http://127.0.0.1:9000/", "s3://flights/2026/")
@@ -20,13 +18,17 @@ URL_PREFIXES = ("https://data.example.org/scenes/", "http://127.0.0.1:9000/", "s
         ("http://127.0.0.1:9000/a%20b.tif?X-Sig=1", "http%3A%2F%2F127.0.0.1%3A9000%2Fa%2520b.tif%3FX-Sig%3D1"),
     ],
 )
-def test_an_allowed_http_url_becomes_a_name_of_gdal(href, packed):
-    assert str(allowed_path(href, URL_PREFIXES)) == f"/vsicurl?list_dir=no&url={packed}"
-    assert is_remote(allowed_path(href, URL_PREFIXES))
+def test_an_allowed_http_url_becomes_a_path_that_names_it(href, packed):
+    path = allowed_path(href, URL_PREFIXES)
+    assert is_remote(path)
+    assert str(path).endswith(f"&url={packed}")
+    assert remote_name(path).href == href
 
 
-def test_an_allowed_s3_url_becomes_a_name_of_gdal():
-    assert str(allowed_path("s3://flights/2026/line 7.tif", URL_PREFIXES)) == "/vsis3/flights/2026/line 7.tif"
+def test_an_allowed_s3_url_becomes_a_path_that_names_it():
+    path = allowed_path("s3://flights/2026/line 7.tif", URL_PREFIXES)
+    assert remote_name(path).href == address_of(path) == "s3://flights/2026/line 7.tif"
+    assert remote_name(allowed_path("S3://flights/2026/a.tif", URL_PREFIXES)).is_s3
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_other_urls_are_refused(href):
 def test_the_query_of_a_url_is_never_shown():
     path = allowed_path("http://127.0.0.1:9000/a.tif?X-Amz-Signature=secret", URL_PREFIXES)
     assert address_of(path) == "http://127.0.0.1:9000/a.tif"
-    assert address_of(Path("/vsis3/flights/2026/a.tif")) == "s3://flights/2026/a.tif"
+    assert address_of(allowed_path("s3://flights/2026/a.tif", URL_PREFIXES)) == "s3://flights/2026/a.tif"
 
 
 @pytest.mark.parametrize(
