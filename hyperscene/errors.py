@@ -129,6 +129,10 @@ class QueueFull(ServiceError):
     status = 429
 
 
+class OwnQueueFull(QueueFull):
+    """As many jobs or uploads of one API key as its share allows."""
+
+
 class NoSuchJob(ServiceError):
     """The job does not exist, belongs to another owner, or its results have expired."""
 

@@ -46,7 +46,22 @@ class Settings(BaseSettings):
     max_pixels: int = Field(1_000_000_000, gt=0, description="largest scene, in pixels")
     max_bands: int = Field(2_000, gt=0, description="largest number of bands of a scene")
     max_waiting: int = Field(100, gt=0, description="largest number of waiting jobs; more are refused")
+    max_waiting_per_key: int = Field(
+        0, ge=0, description="largest number of waiting jobs of one API key (half of --max-waiting)"
+    )
+    max_running_s_per_key: float = Field(
+        0, ge=0, description="seconds that the jobs of one API key may run within a day; more jobs wait (no limit)"
+    )
     max_uploads: int = Field(32, gt=0, description="largest number of uploads at the same time")
+    max_uploads_per_key: int = Field(
+        0, ge=0, description="largest number of uploads of one API key at the same time (half of --max-uploads)"
+    )
+    upload_grace_s: float = Field(
+        60, gt=0, description="seconds of waiting for an upload's data after which its rate is checked, each time"
+    )
+    min_upload_bytes_per_s: ByteSize = Field(
+        ByteSize(10_000), ge=0, description="least rate of an upload, in bytes per second"
+    )
     upload_idle_s: float = Field(60, gt=0, description="longest pause within an upload, in seconds")
     upload_s: float = Field(6 * 3600, gt=0, description="longest upload, in seconds")
     headers_after_s: float = Field(
@@ -144,6 +159,22 @@ class Settings(BaseSettings):
     def devices(self) -> tuple[str, ...]:
         """The device of each worker."""
         return tuple(device.strip() for device in self.device.split(","))
+
+    @property
+    def waiting_per_key(self) -> int:
+        """The largest number of waiting jobs of one owner."""
+        return self.share_of_key(self.max_waiting, self.max_waiting_per_key)
+
+    @property
+    def uploads_per_key(self) -> int:
+        """The largest number of uploads of one owner at the same time."""
+        return self.share_of_key(self.max_uploads, self.max_uploads_per_key)
+
+    def share_of_key(self, places: int, chosen: int = 0) -> int:
+        """The places that one of several API keys may take: never all of them."""
+        if len(self.api_keys) < 2:
+            return min(chosen or places, places)
+        return max(1, min(chosen or places // 2, places - 1))
 
     @property
     def limits(self) -> Limits:

@@ -100,6 +100,19 @@ def running_server(
             server.stop()
 
 
+@contextmanager
+def sleeping_workers(server: RunningServer) -> Iterator[None]:
+    """Stop the workers for a moment."""
+    pids = server.workers()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
 def wait_for(condition: Callable[[], Any], within_s: float = 60) -> Any:
     """Wait until the condition is true; returns its value."""
     deadline = time.monotonic() + within_s

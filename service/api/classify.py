@@ -175,8 +175,8 @@ async def classify(
 
 async def _submit(request: Request, service: Service, owner: str, key: str | None) -> JobRecord:
     admission = service.admission
-    with admission.upload_slot(is_job=True):
-        await asyncio.to_thread(admission.require_capacity, content_length(request), is_job=True)
+    with admission.upload_slot(owner, is_job=True):
+        await asyncio.to_thread(admission.require_capacity, content_length(request), owner, is_job=True)
         async with upload_folder(service) as folder:
             upload = await receive_form(request, service, folder)
             job_request = parse_options(upload.fields)

@@ -296,7 +296,7 @@ def _submit(
     job = service.store.job_by_key(owner, key) if key else None
     if job is None:
         admission = service.admission
-        admission.require_queue_slot()
+        admission.require_queue_slot(owner)
         if scene_id is None:
             scene = admission.reference_scene(href, owner, is_temporary=True)
         else:

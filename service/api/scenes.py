@@ -72,8 +72,8 @@ async def upload_scene(
         href = _href(await read_json(request, service))
         scene = await asyncio.to_thread(admission.reference_scene, href, owner, is_temporary=False)
         return await _created_response(scene, service, base)
-    with admission.upload_slot(is_job=False):
-        await asyncio.to_thread(admission.require_capacity, content_length(request), is_job=False)
+    with admission.upload_slot(owner, is_job=False):
+        await asyncio.to_thread(admission.require_capacity, content_length(request), owner, is_job=False)
         async with upload_folder(service) as folder:
             if request.headers.get("content-type", "").startswith("multipart/"):
                 upload = await receive_form(request, service, folder)

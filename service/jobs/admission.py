@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -18,6 +20,7 @@ from hyperscene.errors import (
     BandsMissing,
     NoSuchScene,
     NotReady,
+    OwnQueueFull,
     QueueFull,
     SceneInUse,
     SceneTooLarge,
@@ -33,7 +36,7 @@ from hyperscene.service.jobs.models import Models, ServedModel
 from hyperscene.service.jobs.previews import Previews
 from hyperscene.service.jobs.received_files import ReceivedFile, clean_name, name_scene_files, with_sent_names
 from hyperscene.service.jobs.records import JobRecord, SceneRecord, new_id
-from hyperscene.service.jobs.store import Store
+from hyperscene.service.jobs.store import Store, check_waiting
 from hyperscene.service.jobs.supervisor import Supervisor
 from hyperscene.service.mapping.band_view import match_manifest
 from hyperscene.service.mapping.blend import BLENDS, Blend
@@ -44,6 +47,8 @@ from hyperscene.service.settings import Settings
 
 log = logging.getLogger("hyperscene.admission")
 
+UPLOAD_S = 5.0  # of an upload, before any was measured
+LONGEST_RETRY_S = 86400
 SHARED_STRIP_PX = 32  # strips for a cluster are short, so that every worker gets some
 # The values of the options that a request may set.
 ALLOWED: dict[str, tuple[Any, ...]] = {
@@ -86,40 +91,53 @@ class Admission:
         self._inspector = inspector
         self._supervisor = supervisor
         self._previews = previews
-        self._uploads = 0
-        self._job_uploads = 0
+        self._uploads: Counter[str] = Counter()  # by owner
+        self._job_uploads: Counter[str] = Counter()
+        self._remote_reads: Counter[str] = Counter()
+        self._remote_lock = threading.Lock()
+        self._upload_seconds: deque[float] = deque(maxlen=20)  # of the last uploads
         self._was_ready = False
-        self._remote_slots = threading.BoundedSemaphore(MAX_REMOTE)
 
     # Before an upload is read
 
     @contextmanager
-    def upload_slot(self, *, is_job: bool) -> Generator[None, None, None]:
+    def upload_slot(self, owner: str, *, is_job: bool) -> Generator[None, None, None]:
         """Count an upload, and the job that it will become, against the limits."""
-        self._uploads += 1
-        self._job_uploads += is_job
+        self._uploads[owner] += 1
+        self._job_uploads[owner] += is_job
+        began = time.monotonic()
         try:
             yield
+            self._upload_seconds.append(time.monotonic() - began)
         finally:
-            self._uploads -= 1
-            self._job_uploads -= is_job
+            self._uploads[owner] -= 1
+            self._job_uploads[owner] -= is_job
 
-    def require_capacity(self, expected_bytes: int | None, *, is_job: bool) -> None:
+    def require_capacity(self, expected_bytes: int | None, owner: str, *, is_job: bool) -> None:
         """Refuse an upload, which has its slot already, before its body is read."""
         if expected_bytes is not None and expected_bytes > self._settings.max_upload_bytes:
             raise self.too_many_bytes()
         self._require_disk(expected_bytes or 0)
         if is_job:
-            self.require_queue_slot()
-        if self._uploads > self._settings.max_uploads:
-            raise self._queue_full(f"{self._settings.max_uploads} uploads are in progress, which is the limit")
+            self.require_queue_slot(owner)
+        settings = self._settings
+        if self._uploads.total() > settings.max_uploads:
+            raise self._uploads_full(f"{settings.max_uploads} uploads are in progress, which is the limit")
+        if self._uploads[owner] > settings.uploads_per_key:
+            raise self._uploads_full(
+                f"{settings.uploads_per_key} uploads of your API key are in progress, which is its limit"
+            )
 
-    def require_queue_slot(self) -> None:
-        """Refuse a job if the queue is full or no worker is ready."""
+    def require_queue_slot(self, owner: str) -> None:
+        """Refuse a job if the queue, or the owner's share of it, is full, or if no worker is ready."""
         self._require_workers()
-        waiting = self._store.count_jobs().get("accepted", 0) + max(0, self._job_uploads - 1)
-        if waiting >= self._settings.max_waiting:
-            raise self._queue_full(f"{waiting} jobs are waiting, which is the limit")
+        uploads = self._job_uploads.copy()
+        uploads[owner] = max(0, uploads[owner] - 1)  # without the one that is asked about
+        try:
+            waiting = self._store.count_waiting() + uploads
+            check_waiting(waiting, owner, self._settings.max_waiting, self._settings.waiting_per_key)
+        except QueueFull as error:
+            raise self._queue_full(error, owner) from error
 
     def _require_disk(self, needed_bytes: int) -> None:
         """Refuse an upload that does not fit on the disk."""
@@ -148,12 +166,16 @@ class Admission:
             error.headers = {"Retry-After": "3"}
             raise error
 
-    def _queue_full(self, why: str) -> QueueFull:
-        seconds = self._store.mean_job_seconds() or 5.0
-        after_s = min(600, max(1, round(seconds * self._settings.max_waiting / (4 * len(self._supervisor.slots)))))
-        error = QueueFull(f"{why}: try again in {after_s} s")
-        error.headers = {"Retry-After": str(after_s)}
-        return error
+    def _queue_full(self, why: QueueFull, owner: str) -> QueueFull:
+        """The refusal of a job, with the seconds until a job starts whose place it could take."""
+        whose = owner if isinstance(why, OwnQueueFull) else None
+        max_running_s = self._settings.max_running_s_per_key or None
+        return _try_again(str(why), self._store.seconds_until_start(whose, len(self._supervisor.slots), max_running_s))
+
+    def _uploads_full(self, why: str) -> QueueFull:
+        """The refusal of an upload, with the time in which one of those in progress ends."""
+        seconds = sum(self._upload_seconds) / max(1, len(self._upload_seconds))
+        return _try_again(why, (seconds or UPLOAD_S) / max(1, self._uploads.total()))
 
     # Scenes
 
@@ -190,12 +212,8 @@ class Admission:
     def reference_scene(self, href: str, owner: str, *, is_temporary: bool) -> SceneRecord:
         """Inspect a scene that stays on another host; it is not in the store yet."""
         path = allowed_path(href, self._settings.hrefs, self._settings.href_networks)
-        if not self._remote_slots.acquire(blocking=False):  # a host that does not respond must not block others
-            raise self._queue_full(f"{MAX_REMOTE} remote scenes are being read, which is the limit")
-        try:
+        with self._remote_slot(owner):
             document = self._inspector.inspect_remote_scene(path, self._settings.limits)
-        finally:
-            self._remote_slots.release()
         now = time.time()
         return SceneRecord(
             id=new_id(),
@@ -209,6 +227,21 @@ class Admission:
             is_temporary=is_temporary,
             href=href,
         )
+
+    @contextmanager
+    def _remote_slot(self, owner: str) -> Generator[None, None, None]:
+        """A place to read a remote scene: a host that does not respond must not block others."""
+        with self._remote_lock:
+            if self._remote_reads.total() >= MAX_REMOTE:
+                raise _try_again(f"{MAX_REMOTE} remote scenes are being read, which is the limit", UPLOAD_S)
+            if self._remote_reads[owner] >= (most := self._settings.share_of_key(MAX_REMOTE)):
+                raise _try_again(f"{most} remote scenes of your API key are being read, which is its limit", UPLOAD_S)
+            self._remote_reads[owner] += 1
+        try:
+            yield
+        finally:
+            with self._remote_lock:
+                self._remote_reads[owner] -= 1
 
     def store_scene(self, scene: SceneRecord) -> SceneRecord:
         """Add a received scene to the store."""
@@ -290,9 +323,11 @@ class Admission:
                 request_id=request_id,
             )
             try:
-                kept = self._store.add_job(job, self._settings.max_waiting, scene if is_new_scene else None)
+                kept = self._store.add_job(
+                    job, self._settings.max_waiting, scene if is_new_scene else None, self._settings.waiting_per_key
+                )
             except QueueFull as error:
-                raise self._queue_full(str(error)) from error
+                raise self._queue_full(error, owner) from error
         if kept.id != job.id and is_new_scene:  # the key was used before, for a job with its own scene
             rmtree(self._settings.scene_folder(scene.id), ignore_errors=True)
         log.info("accepted", extra={"job_id": kept.id})
@@ -318,6 +353,13 @@ class Admission:
         for scene_id in self._store.expired_scenes(now):
             if self._store.remove_scene(scene_id):
                 rmtree(self._settings.scene_folder(scene_id), ignore_errors=True)
+
+
+def _try_again(why: str, seconds: float) -> QueueFull:
+    after_s = min(LONGEST_RETRY_S, max(1, math.ceil(seconds)))
+    error = QueueFull(f"{why}: try again in {after_s} s")
+    error.headers = {"Retry-After": str(after_s)}
+    return error
 
 
 def match_model(scene: SceneRecord, model: ServedModel) -> BandMatch:

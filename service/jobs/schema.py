@@ -46,6 +46,11 @@ MIGRATIONS = (
     """,
     # Older versions counted cells only, with data or without.
     "ALTER TABLE jobs ADD COLUMN patches_done INTEGER NOT NULL DEFAULT 0; UPDATE jobs SET patches_done = cells_done;",
+    """
+    CREATE TABLE running_seconds (
+        owner TEXT NOT NULL, slice INTEGER NOT NULL, seconds REAL NOT NULL, PRIMARY KEY (owner, slice)
+    );
+    """,
 )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
-from hyperscene.errors import InferenceFailed, NoSuchScene, QueueFull, ServiceError
-from hyperscene.service.jobs import counters
+from hyperscene.errors import InferenceFailed, NoSuchScene, OwnQueueFull, QueueFull, ServiceError
+from hyperscene.service.jobs import counters, fair_share
 from hyperscene.service.jobs.database import Database, insert
 from hyperscene.service.jobs.records import (
     FINISHED,
@@ -69,14 +70,15 @@ class Store(Database):
 
     # Jobs
 
-    def add_job(self, job: JobRecord, max_waiting: int, scene: SceneRecord | None = None) -> JobRecord:
+    def add_job(
+        self, job: JobRecord, max_waiting: int, scene: SceneRecord | None = None, max_of_owner: int | None = None
+    ) -> JobRecord:
         """Add a job and maybe its temporary scene; returns the earlier job if the idempotency key was used."""
         with self.transaction() as db:
             if job.idempotency_key is not None and (made := self._by_key(db, job.owner, job.idempotency_key)):
                 return made
-            waiting: int = db.execute("SELECT COUNT(*) FROM jobs WHERE status = 'accepted'").fetchone()[0]
-            if waiting >= max_waiting:
-                raise QueueFull(f"{waiting} jobs are waiting, which is the limit")
+            waiting = Counter(row[0] for row in db.execute("SELECT owner FROM jobs WHERE status = 'accepted'"))
+            check_waiting(waiting, job.owner, max_waiting, max_of_owner)
             if scene is not None:
                 insert(db, "scenes", to_row(scene))
             elif db.execute("SELECT 1 FROM scenes WHERE id = ?", (job.scene_id,)).fetchone() is None:
@@ -128,24 +130,22 @@ class Store(Database):
         """Jobs by status."""
         return {row[0]: row[1] for row in self._rows("SELECT status, COUNT(*) FROM jobs GROUP BY status")}
 
-    def mean_job_seconds(self) -> float | None:
-        """Mean duration of the last 20 successful jobs."""
-        rows = self._rows(
-            "SELECT AVG(finished - started) FROM (SELECT * FROM jobs WHERE status = 'successful' "
-            "ORDER BY finished DESC LIMIT 20)"
-        )
-        mean: float | None = rows[0][0]
-        return mean
+    def count_waiting(self) -> Counter[str]:
+        """Waiting jobs by owner."""
+        return Counter(row[0] for row in self._rows("SELECT owner FROM jobs WHERE status = 'accepted'"))
 
-    def claim(self, worker: str, lease_s: float) -> JobRecord | None:
-        """Lease the oldest job that is waiting, or whose lease has expired, to this worker."""
+    def seconds_until_start(self, owner: str | None, slots: int, max_running_s: float | None = None) -> float:
+        """Seconds until the next waiting job of an owner, or of anyone, is expected to start."""
+        return fair_share.seconds_until_start(self._connection(), owner, slots, max_running_s)
+
+    def claim(self, worker: str, lease_s: float, max_running_s: float | None = None) -> JobRecord | None:
+        """Lease a job that is waiting, or whose lease has expired, to this worker: by turns over owners, oldest first.
+
+        Jobs of an owner that computed `max_running_s` within a day wait.
+        """
         now = time.time()
         with self.transaction() as db:
-            row = db.execute(
-                "SELECT * FROM jobs WHERE status = 'accepted' OR (status = 'running' AND lease_until < ?) "
-                "ORDER BY created LIMIT 1",
-                (now,),
-            ).fetchone()
+            row = fair_share.next_job(db, now, max_running_s)
             if row is None:
                 return None
             job = from_row(JobRecord, row)
@@ -369,11 +369,20 @@ class Store(Database):
         return [(row["name"], json.loads(row["labels"]), row["value"]) for row in rows]
 
 
+def check_waiting(waiting: Counter[str], owner: str, max_waiting: int, max_of_owner: int | None) -> None:
+    """Refuse another waiting job; the places that one owner cannot have are left to others."""
+    if waiting.total() >= max_waiting:
+        raise QueueFull(f"{waiting.total()} jobs are waiting, which is the limit")
+    if max_of_owner is not None and waiting[owner] >= max_of_owner:
+        raise OwnQueueFull(f"{waiting[owner]} jobs of your API key are waiting, which is its limit")
+
+
 def _update(db: sqlite3.Connection, job_id: str, **changes: Any) -> None:
     """Change a job and raise its version."""
     if "seconds" in changes:
         changes["seconds"] = json.dumps(changes["seconds"])
     changes["updated"] = time.time()
+    fair_share.charge(db, job_id, changes["updated"])
     assignments = ", ".join(f"{name} = ?" for name in changes)
     db.execute(f"UPDATE jobs SET {assignments}, version = version + 1 WHERE id = ?", (*changes.values(), job_id))
 

@@ -130,7 +130,7 @@ class Worker:
         if disk_usage(self._settings.data).free < self._settings.min_free_bytes:
             return None  # jobs wait until there is room
         try:
-            return self._store.claim(self._name, self._settings.lease_s)
+            return self._store.claim(self._name, self._settings.lease_s, self._settings.max_running_s_per_key or None)
         except (StorageFull, StoreBusy):
             return None
 

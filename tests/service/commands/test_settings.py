@@ -61,3 +61,20 @@ def test_a_wrong_value_is_refused_by_its_flag(given, flag):
 
 def test_several_gpus_are_several_devices():
     assert read_settings({"device": "cuda:0, cuda:1,cpu"}).devices == ("cuda:0", "cuda:1", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("keys", "places", "chosen", "expected"),
+    [
+        ("", 100, 0, 100),
+        ("one", 100, 0, 100),
+        ("one", 100, 30, 30),
+        ("one,two", 100, 0, 50),
+        ("one,two", 100, 30, 30),
+        ("one,two", 100, 100, 99),
+        ("one,two", 1, 0, 1),
+    ],
+)
+def test_one_of_several_keys_never_gets_all_places(keys, places, chosen, expected):
+    settings = Settings(api_keys=keys, max_waiting=places, max_waiting_per_key=chosen)
+    assert settings.waiting_per_key == expected

@@ -3,12 +3,10 @@
 import gzip
 import json
 import re
-import signal
 import sqlite3
 import time
 import zlib
 from contextlib import closing, contextmanager, suppress
-from os import kill
 from shutil import rmtree
 from socket import MSG_PEEK
 
@@ -21,7 +19,7 @@ from rasterio.transform import Affine
 
 from hyperscene.service.mapping.gdal import ignore_missing_georeference
 from tests.scenes import WAVELENGTH_LINE, WAVELENGTHS, write_envi, write_tif
-from tests.server import part, running_server, wait_for
+from tests.server import part, running_server, sleeping_workers, wait_for
 from tests.uploads import (
     ASCII,
     BOUNDARY,
@@ -723,19 +721,6 @@ def test_a_header_above_the_setting_is_refused(strict, tif, data):
     with harmless(strict, tif):
         answer = send(strict, ("a.img", data), ("a.hdr", ENVI_HEADER.encode().ljust(5001)))
         refused(strict, answer, 413, "scene_too_large")
-
-
-@contextmanager
-def sleeping_workers(server):
-    """Stop the workers for a moment."""
-    pids = server.workers()
-    for pid in pids:
-        kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            kill(pid, signal.SIGCONT)
 
 
 def test_a_full_queue_refuses_uploads_before_they_are_read(strict, tif):

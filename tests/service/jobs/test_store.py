@@ -267,3 +267,77 @@ def test_a_damaged_store_is_refused(tmp_path):
     (tmp_path / "store.sqlite").write_bytes(b"this is not a database, but long enough to be read" * 100)
     with pytest.raises(StoreUnusable, match="backup"):
         Store(tmp_path / "store.sqlite")
+
+
+def backdate(store, job, seconds):
+    """Make a job's last change lie back in time, as if it had run since then."""
+    with store.transaction() as db:
+        db.execute("UPDATE jobs SET updated = updated - ? WHERE id = ?", (seconds, job.id))
+
+
+def run_for(store, seconds):
+    """Claim the next job and run it for some time; returns its owner."""
+    held = store.claim("a", 10)
+    backdate(store, held, seconds)
+    store.succeed(held, SUMMARY, KEEP_S)
+    return held.owner
+
+
+def test_several_workers_take_jobs_of_different_owners(store):
+    for number, owner in enumerate(["ann", "ann", "ann", "ben"]):
+        store.add_job(a_job(owner, created=number + 1), 100)
+    assert [store.claim(worker, 10).owner for worker in "abcd"] == ["ann", "ben", "ann", "ann"]
+
+
+def test_one_worker_takes_the_job_of_the_owner_who_computed_least(store):
+    for number, owner in enumerate(["ann", "ann", "ann", "ben", "ben", "cid"]):
+        store.add_job(a_job(owner, created=number + 1), 100)
+    assert [run_for(store, seconds) for seconds in (30, 10, 50, 5, 5, 5)] == ["ann", "ben", "cid", "ben", "ann", "ann"]
+
+
+def test_seconds_are_charged_once_however_often_a_job_reports(store):
+    store.add_job(a_job("ann"), 100)
+    held = store.claim("a", 10)
+    for _ in range(3):
+        backdate(store, held, 10)
+        store.renew(held, 10, MapProgress(1, 2, 1), None)
+    store.release(held)
+    backdate(store, held, 10)
+    store.dismiss(held.id, KEEP_S)
+    assert store._rows("SELECT SUM(seconds) FROM running_seconds")[0][0] == pytest.approx(30, abs=5)
+
+
+def test_jobs_of_an_owner_who_computed_too_long_today_wait(store):
+    for owner in ("ann", "ann", "", ""):
+        store.add_job(a_job(owner), 100)
+    for _ in range(2):
+        held = store.claim("a", 10, max_running_s=20)
+        backdate(store, held, 30)
+        store.release(held)
+    assert {store.claim(worker, 10, max_running_s=20).owner for worker in "bc"} == {""}  # nobody in particular
+    assert store.claim("d", 10, max_running_s=20) is None
+    assert 86400 - 1200 < store.seconds_until_start("ann", 1, max_running_s=20) <= 86400
+    assert store.claim("d", 10).owner == "ann"
+
+
+def test_an_owner_cannot_take_the_places_that_are_kept_for_others(store):
+    for _ in range(2):
+        store.add_job(a_job("ann"), 3, max_of_owner=2)
+    with pytest.raises(QueueFull, match="2 jobs of your API key"):
+        store.add_job(a_job("ann"), 3, max_of_owner=2)
+    store.add_job(a_job("ben"), 3, max_of_owner=2)
+    with pytest.raises(QueueFull, match="3 jobs are waiting"):
+        store.add_job(a_job("cid"), 3, max_of_owner=2)
+
+
+def test_the_expected_start_counts_the_turns_of_others(store):
+    store.add_job(a_job("ann"), 100)
+    held = store.claim("a", 10)
+    backdate(store, held, 1)
+    store.renew(held, 10, MapProgress(1, 2, 1), 40.0)  # so a job takes 40 s
+    for owner in ("ann", "ann", "ben", "ben", "cid"):
+        store.add_job(a_job(owner), 100)
+    assert store.seconds_until_start(None, 1) == pytest.approx(40, abs=1)
+    waits = [store.seconds_until_start(owner, 1) for owner in ("ben", "cid", "ann")]
+    assert waits == pytest.approx([40, 80, 120], abs=5)
+    assert store.seconds_until_start("ben", 2) == 0
