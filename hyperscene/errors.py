@@ -206,6 +206,14 @@ class UploadTooSlow(ServiceError):
     status = 408
 
 
+class UploadRateTooLow(ServiceError):
+    """The request body arrived more slowly than the settings allow."""
+
+    code = "upload_rate_too_low"
+    status = 408
+    headers: Mapping[str, str] = {"Retry-After": "60"}
+
+
 class RequestUnusable(ServiceError):
     """The request is not valid for this call."""
 

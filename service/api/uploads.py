@@ -17,10 +17,12 @@ from fastapi import Request
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
+from starlette.types import Message
 
-from hyperscene.errors import SceneTooLarge, StorageFull, UploadBroken, UploadTooSlow
+from hyperscene.errors import SceneTooLarge, ServiceError, StorageFull, UploadBroken, UploadRateTooLow, UploadTooSlow
 from hyperscene.service.api.context import Service
 from hyperscene.service.jobs.received_files import ReceivedFile, clean_name
+from hyperscene.service.settings import Settings
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -103,19 +105,9 @@ async def read_json(request: Request, service: Service) -> Any:
 
 async def read_body(request: Request, service: Service, max_bytes: int | None = None) -> AsyncIterator[bytes]:
     """The body in chunks, within the limits of size and time."""
-    settings, received = service.settings, 0
-    deadline = time.monotonic() + settings.upload_s
+    settings, received, pace = service.settings, 0, _Pace(service.settings)
     while True:
-        timeout_s = min(settings.upload_idle_s, deadline - time.monotonic())
-        try:
-            message = await asyncio.wait_for(request.receive(), max(timeout_s, 0))
-        except TimeoutError as error:
-            slow = UploadTooSlow(
-                f"no data arrived for {settings.upload_idle_s:.0f} s, or the upload took longer than "
-                f"{settings.upload_s:.0f} s: use a faster connection"
-            )
-            slow.headers = {"Connection": "close"}  # the rest of the body is not read
-            raise slow from error
+        message = await pace.receive(request)
         if message["type"] == "http.disconnect":
             raise UploadBroken("the connection closed during the upload: send it again")
         chunk = message.get("body", b"")
@@ -128,6 +120,46 @@ async def read_body(request: Request, service: Service, max_bytes: int | None = 
             yield chunk
         if not message.get("more_body", False):
             return
+
+
+class _Pace:
+    """Receives a body within the limits on its time and rate; only the time spent waiting for the client counts."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._deadline = time.monotonic() + settings.upload_s
+        self._waited_s, self._bytes = 0.0, 0  # since the rate was checked
+
+    async def receive(self, request: Request) -> Message:
+        settings, began = self._settings, time.monotonic()
+        try:
+            async with asyncio.timeout(max(0.0, min(settings.upload_idle_s, self._deadline - began))):
+                message = await request.receive()
+        except TimeoutError as error:
+            raise _not_read(
+                UploadTooSlow(
+                    f"no data arrived for {settings.upload_idle_s:.0f} s, or the upload took longer than "
+                    f"{settings.upload_s:.0f} s: use a faster connection"
+                )
+            ) from error
+        self._waited_s += time.monotonic() - began
+        self._bytes += len(message.get("body", b""))
+        if self._waited_s > settings.upload_grace_s:
+            if self._bytes < settings.min_upload_bytes_per_s * self._waited_s:
+                raise _not_read(
+                    UploadRateTooLow(
+                        f"{self._bytes} bytes arrived in {self._waited_s:.0f} s, and this server expects at least "
+                        f"{int(settings.min_upload_bytes_per_s)} per second: use a faster connection"
+                    )
+                )
+            self._waited_s, self._bytes = 0.0, 0
+        return message
+
+
+def _not_read(error: ServiceError) -> ServiceError:
+    """The error with the header that ends the connection, because the rest of the body is not read."""
+    error.headers = {**error.headers, "Connection": "close"}
+    return error
 
 
 class _FileWriter:

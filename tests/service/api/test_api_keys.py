@@ -1,13 +1,16 @@
 """API keys: only the probes are open without one, and one key never sees another's data."""
 
 import json
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from socket import MSG_PEEK
 
 import numpy as np
 import pytest
 
 from tests.scenes import WAVELENGTHS, write_tif
-from tests.server import running_server
-from tests.uploads import RawResponse, connected
+from tests.server import running_server, sleeping_workers, wait_for
+from tests.uploads import RawResponse, connected, request_head
 
 ANNA, BEN = "anna-key-5f1c", "ben-key-9d2e"
 GUARDED = [
@@ -217,3 +220,88 @@ def test_wrong_keys_leave_no_traceback(server, client):
     log = server.log.read_text()
     assert "Traceback" not in log
     assert "a-wrong-one" not in log
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, bundle_folder):
+    """A server with four places for uploads and for jobs, which two keys share."""
+    limits = {"max-waiting": 4, "max-uploads": 4, "upload-grace-s": 0.5, "min-upload-bytes-per-s": 1000}
+    options = [word for name, value in limits.items() for word in (f"--{name}", value)]
+    options = ["--bundles", bundle_folder, "--model", "pixel", "--device", "cpu", *options]
+    data = tmp_path_factory.mktemp("small") / "data"
+    with running_server(data, *options, HYPERSCENE_API_KEYS=f"{ANNA},{BEN}") as running:
+        running.client.headers["X-API-Key"] = ANNA
+        yield running
+
+
+def test_one_key_takes_neither_all_waiting_places_nor_all_turns(small, tif):
+    def submit(key):
+        return classify(small.client, tif, key, Prefer="respond-async")
+
+    with sleeping_workers(small):
+        annas = [submit(ANNA), submit(ANNA)]
+        full = submit(ANNA)
+        assert is_refused(full, 429, "queue_full")
+        assert "2 jobs of your API key are waiting" in full.json()["detail"]
+        assert 1 <= int(full.headers["retry-after"]) <= 600
+        bens = submit(BEN)
+        assert bens.status_code == 201
+    finished = [small.finished(answer.json()["jobID"]) for answer in annas]
+    bens = small.finished(bens.json()["jobID"], **{"X-API-Key": BEN})
+    assert bens["started"] < max(job["started"] for job in finished)
+
+
+@contextmanager
+def open_uploads(server, key, count):
+    """Uploads whose bodies do not arrive."""
+    with ExitStack() as stack:
+        connections = [stack.enter_context(connected(server)) for _ in range(count)]
+        for connection in connections:
+            connection.sendall(request_head("/scenes", 100_000, X_API_Key=key, Content_Type="image/tiff"))
+        yield connections
+
+
+def test_uploads_of_one_key_leave_places_to_others(small, tif):
+    with open_uploads(small, ANNA, 2):
+        wait_for(lambda: len(list((small.data / "incoming").iterdir())) == 2)
+        full = small.client.post("/scenes", content=tif)
+        assert is_refused(full, 429, "queue_full")
+        assert "2 uploads of your API key are in progress" in full.json()["detail"]
+        assert full.headers["retry-after"]
+        assert small.client.post("/scenes", content=tif, headers={"X-API-Key": BEN}).status_code == 201
+    wait_for(lambda: not list((small.data / "incoming").iterdir()))
+    assert small.client.post("/scenes", content=tif).status_code == 201
+
+
+def test_uploads_that_trickle_are_closed_and_leave_nothing(small, tif):
+    with open_uploads(small, ANNA, 2) as connections:
+        for answer in map(trickled, connections):
+            assert is_refused(answer, 408, "upload_rate_too_low")
+            assert answer.headers["retry-after"] == "60"
+            assert "at least 1000 per second" in json.loads(answer.text)["detail"]
+    wait_for(lambda: not list((small.data / "incoming").iterdir()))
+    assert small.client.post("/scenes", content=tif).status_code == 201
+
+
+def trickled(connection):
+    """The response to a body of which a byte is sent now and then."""
+    connection.settimeout(0.02)
+    while True:
+        with suppress(TimeoutError):
+            connection.sendall(b"-")
+            connection.recv(1, MSG_PEEK)
+            connection.settimeout(60)
+            return RawResponse(connection)
+
+
+def test_an_upload_that_is_slow_but_steady_is_accepted(small, tif):
+    answer = small.client.post("/scenes", content=slowly(tif, 20))
+    assert answer.status_code == 201, answer.text
+
+
+def slowly(content, pieces):
+    """A body that takes two seconds."""
+    length = -(-len(content) // pieces)
+    for start in range(0, len(content), length):
+        time.sleep(2 / pieces)
+        yield content[start : start + length]
