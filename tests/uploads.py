@@ -40,6 +40,17 @@ def tiff_start(entries: dict[int, tuple[int, list[int] | bytes]], *, is_big: boo
     return head + struct.pack("<" + word, first) + directory + lists
 
 
+def shared_list_tiff(tags: Iterable[int], list_bytes: int = 1_000_000) -> bytes:
+    """A small TIFF with more entries, one for each of `tags`, that all refer to the same list at its end."""
+    entries = [(256, LONG, 1, 33), (257, LONG, 1, 40), (258, SHORT, 1, 8), (273, LONG, 1, 8), (279, LONG, 1, 8)]
+    more = list(tags)
+    start = 8 + 2 + 12 * (len(entries) + len(more)) + 4
+    entries = sorted([*entries, *((tag, SHORT, list_bytes // 2, start) for tag in more)], key=lambda entry: entry[0])
+    rows = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    directory = struct.pack("<H", len(entries)) + rows + struct.pack("<I", 0)
+    return b"II*\0" + struct.pack("<I", 8) + directory + b"\x28\0" * (list_bytes // 2)
+
+
 def striped_tiff_start(
     shape: tuple[int, int, int], *, rows_per_strip: int, is_big: bool = False, compression: int = 1,
     strip_bytes: int | None = None, description: bytes = b"", nodata: bytes = b"",

@@ -33,6 +33,7 @@ from tests.uploads import (
     form_body,
     form_part,
     request_head,
+    shared_list_tiff,
     striped_tiff_start,
     tiff_start,
     wavelength_tags,
@@ -499,6 +500,14 @@ def test_a_header_of_countless_keys_is_refused_at_once(server, tif, data):
         answer = send(server, ("a.img", data), ("a.hdr", header.encode()))
         assert "more than 5000 keys" in refused(server, answer, 413, "scene_too_large")
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("tags", [[257] * 4000, range(50_000, 54_000)], ids=["one tag", "many tags"])
+def test_a_directory_whose_entries_share_a_long_list_is_refused_at_once(server, tif, tags):
+    with harmless(server, tif), Memory(server) as memory:
+        answer = send(server, ("scene.tif", shared_list_tiff(tags)), path="/scenes")
+        assert "entries that refer to the same bytes" in refused(server, answer, 422, "scene_unreadable")
+    assert memory.growth < 100 * MB
 
 
 # Bodies that differ from their headers
