@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -248,6 +249,20 @@ def write_error(error: BaseException) -> ServiceError:
 def disk_full_error() -> StorageFull:
     """The refusal for a disk that filled up while results were written."""
     return StorageFull("the results cannot be written: the disk is full; free it, or choose another folder")
+
+
+def error_text(error: BaseException) -> str:
+    """An exception's message for a person; the words of its class if it has none."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return str(error).strip() or class_words(error)
+
+
+def class_words(error: BaseException) -> str:
+    """The name of an exception's class in words, such as "read timeout"."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
 
 
 def error_from_code(code: str, detail: str) -> ServiceError:

@@ -56,4 +56,4 @@ def _read(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(_read, LIMITS)
+    serve(_read)

@@ -283,4 +283,4 @@ def _make_picture(request: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     os.nice(5)  # as the workers: the server's responses come first
-    serve(_make_picture, LIMITS)
+    serve(_make_picture)

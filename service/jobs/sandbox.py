@@ -7,6 +7,7 @@ are lines of JSON on pipes.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import queue
 import select
@@ -16,12 +17,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hyperscene.child_process import module_command
-from hyperscene.errors import NotReady, SceneUnreadable, ServiceError, error_from_code
+from hyperscene.errors import NotReady, SceneUnreadable, ServiceError, error_from_code, error_text
 from hyperscene.model.bundle import BundleRefused
 from hyperscene.service.settings import child_environment
+
+log = logging.getLogger("hyperscene.sandbox")
+
+# A process that holds more memory than this after a request is replaced: allocators rarely give it back.
+KEPT_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,8 @@ class _SandboxProcess:
                 f"{self._limits.doing} within {self._limits.seconds:.0f} s and "
                 f"{self._limits.memory_bytes >> 30} GB of memory: {self._limits.reason}"
             )
+        if "cause" in response:
+            log.warning("a file was refused after an unexpected error: %s", response["cause"])
         if "refused" in response:
             raise BundleRefused(response["refused"])
         if "code" in response:
@@ -110,8 +119,12 @@ class _SandboxProcess:
             if not self._is_closed:
                 self._running()  # start the next process now, before the next request
             return None
-        response: dict[str, Any] = json.loads(line)
-        return response
+        held_bytes, response = json.loads(line)
+        if held_bytes > KEPT_BYTES:
+            self._drop()
+            if not self._is_closed:
+                self._running()
+        return dict(response)
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._is_closed:
@@ -120,7 +133,7 @@ class _SandboxProcess:
             # One thread: a numeric library's pool takes address space for every core.
             environment = child_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             self._child = subprocess.Popen(
-                module_command(self._module),
+                module_command(self._module, str(self._limits.memory_bytes)),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True,
             )  # fmt: skip
             if self._is_closed:  # meanwhile, by a thread that saw no process
@@ -156,27 +169,52 @@ def shutting_down() -> NotReady:
     return NotReady("the server is shutting down: send the scene again when it is back")
 
 
-def serve(handle: Callable[[dict[str, Any]], dict[str, Any]], limits: SandboxLimits) -> None:
+def serve(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """The process's side: handle one request per line until the server closes the pipe."""
     if sys.platform != "win32":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
+        memory_bytes = int(sys.argv[1])
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     responses = os.dup(1)
     os.dup2(2, 1)  # a library that prints must not write into the pipe
     for line in sys.stdin.buffer:
-        text = json.dumps(_response(handle, json.loads(line))).encode() + b"\n"
+        text = _answer(handle, json.loads(line))
         while text:
             text = text[os.write(responses, text) :]
 
 
-def _response(handle: Callable[[dict[str, Any]], dict[str, Any]], request: dict[str, Any]) -> dict[str, Any]:
+def _answer(handle: Callable[[dict[str, Any]], dict[str, Any]], request: dict[str, Any]) -> bytes:
+    """The process's resident bytes and the response, as a line of JSON."""
     try:
-        return handle(request)
+        # Numbers that JSON cannot hold go no further than this: no document in the store has one.
+        text = json.dumps(handle(request), allow_nan=False)
     except ServiceError as error:
-        return {"code": error.code, "detail": str(error)}
+        text = json.dumps({"code": error.code, "detail": str(error)})
     except BundleRefused as error:
-        return {"refused": str(error)}
+        text = json.dumps({"refused": str(error)})
     except Exception as error:  # any error that a hostile file causes: it is not a scene
-        return {"code": SceneUnreadable.code, "detail": f"the file cannot be understood ({type(error).__name__})"}
+        text = json.dumps(_unexpected(error))
+    return f"[{_resident_bytes()}, {text}]\n".encode()
+
+
+def _unexpected(error: Exception) -> dict[str, Any]:
+    cause = f"{type(error).__name__}: {str(error)[:500]}"
+    if isinstance(error, MemoryError | RecursionError):
+        detail = f"the file cannot be understood: {error_text(error)}; write it again with less metadata"
+    else:
+        detail = (
+            "the file cannot be understood: its header or metadata is damaged, or contains something that hyperscene "
+            "does not expect; write it again with other software, or report it with the file's header"
+        )
+    return {"code": SceneUnreadable.code, "detail": detail, "cause": cause}
+
+
+def _resident_bytes() -> int:
+    """Memory that this process holds; 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
