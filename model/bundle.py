@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
+from hyperscene.errors import class_words
 from hyperscene.model.onnx_file import FLOAT32, INT64, NotOnnx, OnnxFile, read_onnx
 
 if TYPE_CHECKING:
@@ -168,9 +169,9 @@ def open_session(content: bytes, name: str, threads: int = 0) -> InferenceSessio
         )
         return session
     except Exception as error:  # onnxruntime's own classes share no base below this one
-        reason = type(error).__name__  # such as InvalidProtobuf, or NotImplemented if this ONNX Runtime is too old
+        # The class is such as InvalidProtobuf, or NotImplemented if this ONNX Runtime is too old.
         raise BundleRefused(
-            f"{name} is cut short or not an ONNX file ({reason}): copy it again, or export it again"
+            f"{name} is cut short or not an ONNX file ({class_words(error)}): copy it again, or export it again"
         ) from error
 
 
@@ -211,7 +212,7 @@ def _read_manifest(file: OnnxFile, content: bytes, name: str) -> Manifest:
     try:
         document = json.loads(file.metadata[MANIFEST_KEY])
         version = int(document["format_version"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BundleRefused(f"the manifest of {name} was edited and cannot be read: export the bundle again") from error
     if version > FORMAT_VERSION:
         raise BundleRefused(

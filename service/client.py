@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import httpx
 
-from hyperscene.errors import NotReady, OutputUnwritable, ServiceError, error_from_code
+from hyperscene.errors import NotReady, OutputUnwritable, ServiceError, error_from_code, error_text
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.output import RESULTS, check_output, move_results, temporary_output
 from hyperscene.service.mapping.scene_files import scene_files
@@ -140,9 +140,8 @@ class Client:
         try:
             yield
         except httpx.HTTPError as error:
-            reason = str(error) or type(error).__name__
             remedy = f"the server keeps the job, see {self._server}/jobs/{job}" if job else "check the URL"
-            raise NotReady(f"{self._server} cannot be reached ({reason}): {remedy}") from error
+            raise NotReady(f"{self._server} cannot be reached ({error_text(error)}): {remedy}") from error
 
 
 class _CountingFile(io.FileIO):

@@ -19,7 +19,15 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 from starlette.types import Message
 
-from hyperscene.errors import SceneTooLarge, ServiceError, StorageFull, UploadBroken, UploadRateTooLow, UploadTooSlow
+from hyperscene.errors import (
+    SceneTooLarge,
+    ServiceError,
+    StorageFull,
+    UploadBroken,
+    UploadRateTooLow,
+    UploadTooSlow,
+    error_text,
+)
 from hyperscene.service.api.context import Service
 from hyperscene.service.jobs.received_files import ReceivedFile, clean_name
 from hyperscene.service.settings import Settings
@@ -100,7 +108,7 @@ async def read_json(request: Request, service: Service) -> Any:
     try:
         return json.loads(b"".join([chunk async for chunk in read_body(request, service, MAX_JSON_BYTES)]))
     except (ValueError, RecursionError) as error:
-        raise UploadBroken(f"the body is not valid JSON ({error}): /api describes this request") from error
+        raise UploadBroken(f"the body is not valid JSON ({error_text(error)}): /api describes this request") from error
 
 
 async def read_body(request: Request, service: Service, max_bytes: int | None = None) -> AsyncIterator[bytes]:

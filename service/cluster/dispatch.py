@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 
-from hyperscene.errors import InferenceFailed, ServiceError, format_duration
+from hyperscene.errors import InferenceFailed, ServiceError, error_text, format_duration
 from hyperscene.service.cluster.tasks import BundleMissing, Refusal, StripPrediction, stop_run
 from hyperscene.service.cluster.worker_pool import SchedulerLost, WorkerPool, run_task
 from hyperscene.service.cluster.worker_state import StripTask, WorkerState
@@ -167,9 +167,9 @@ class Dispatcher:
         self._take_back(worker, blamed, f"worker {worker.name} was lost")
 
     async def _check_worker(self, worker: WorkerState) -> None:
-        for task in [task for task in worker.in_flight if task.error is not None]:
+        for task, error in [(task, task.error) for task in worker.in_flight if task.error is not None]:
             worker.in_flight.remove(task)
-            self._fail_on(worker, task, str(task.error) or type(task.error).__name__)
+            self._fail_on(worker, task, error_text(error))
         if not self._is_stuck(worker):
             return
         started = await self._pool.last_started(worker)  # it may hang at another job's task

@@ -16,7 +16,7 @@ from distributed import Nanny
 from distributed.core import Status
 
 from hyperscene.service.cluster.tasks import EngineOptions, version_tag
-from hyperscene.service.cluster.worker_pool import LEAVING_KEY, adopt_logs, error_text, tls_security
+from hyperscene.service.cluster.worker_pool import LEAVING_KEY, adopt_logs, error_line, tls_security
 from hyperscene.service.cluster.worker_state import CPU, GPU
 
 log = logging.getLogger("hyperscene.worker")
@@ -91,7 +91,7 @@ async def run_worker(config: WorkerConfig) -> None:
             is_warned = False
         except Exception as error:  # the scheduler is not running (yet)
             if not is_warned:
-                log.warning("cannot join %s (%s): trying again", config.scheduler, error_text(error))
+                log.warning("cannot join %s (%s): trying again", config.scheduler, error_line(error))
             is_warned = True
         with suppress(TimeoutError):
             await asyncio.wait_for(stopped.wait(), RETRY_S)

@@ -15,6 +15,7 @@ from distributed import Client, get_worker
 from distributed.security import Security
 from distributed.utils import sync
 
+from hyperscene.errors import error_text
 from hyperscene.model.bundle import Bundle
 from hyperscene.service.cluster.tasks import (
     BundleMissing,
@@ -104,7 +105,7 @@ class WorkerPool:
         try:
             self._client = await client
         except Exception as error:  # of the network, of TLS, of Dask itself
-            reason = error_text(error)
+            reason = error_line(error)
             self.outage = f"the scheduler {self.address} cannot be reached ({reason}): start it, or check the address"
             with suppress(Exception):
                 await client.close(timeout=0)
@@ -215,7 +216,7 @@ class WorkerPool:
             log.warning("worker %s has not loaded the bundle %s within %.0f s", worker.name, name, self._load_s)
             return
         except Exception as error:  # it crashed, or runs incompatible code
-            found = Refusal("not_ready", f"it cannot load a bundle ({error_text(error)})")
+            found = Refusal("not_ready", f"it cannot load a bundle ({error_line(error)})")
         if isinstance(found, Refusal):
             log.warning("worker %s is not used: %s", worker.name, found.detail)
         worker.engines[sha256] = found.detail if isinstance(found, Refusal) else found
@@ -311,8 +312,8 @@ def _all_refuse(refusals: dict[str, str | None]) -> str | None:
     return "; ".join(f"worker {name} is not used: {reason}" for name, reason in list(refusals.items())[:3])
 
 
-def error_text(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """An error in one line; Dask's own errors often have the message in their cause only."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return error_text(error).splitlines()[0]

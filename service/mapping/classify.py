@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperscene.errors import InferenceFailed, ServiceError, write_error
+from hyperscene.errors import InferenceFailed, ServiceError, error_text, write_error
 from hyperscene.model.bundle import Manifest
 from hyperscene.service.mapping.band_view import PixelRows, PixelSource
 from hyperscene.service.mapping.blend import Predictions
@@ -325,8 +325,7 @@ class LocalClassifier(Classifier):
         except ServiceError:
             raise
         except Exception as error:  # engines have their own error classes
-            reason = str(error) or type(error).__name__  # a MemoryError has no text
-            raise InferenceFailed(f"{self._engine.provider} failed: {reason}; try another device") from error
+            raise InferenceFailed(f"{self._engine.provider} failed: {error_text(error)}; try another device") from error
         if not np.isfinite(prediction).all():
             raise InferenceFailed(
                 f"{self._engine.provider} returned probabilities that are NaN or infinite: check the scene's values, "

@@ -174,3 +174,12 @@ def test_a_bundle_is_loaded_and_run_without_torch(bundle):
         "sys.exit('torch' in sys.modules or 'onnx' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_deeply_nested_manifest_is_refused(tmp_path):
+    path = write_bundle(tmp_path / "b.onnx")
+    graph = onnx.load(path)
+    next(entry for entry in graph.metadata_props if entry.key == MANIFEST_KEY).value = "[" * 100_000
+    onnx.save(graph, path)
+    with pytest.raises(BundleRefused, match="was edited and cannot be read: export the bundle again"):
+        load_bundle(path)

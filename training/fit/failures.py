@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from hyperscene.errors import ServiceError, TrainingFailed
+from hyperscene.errors import ServiceError, TrainingFailed, error_text
 from hyperscene.model.bundle import BundleRefused
 from hyperscene.model.probing import installed_version
 from hyperscene.model.processor import cpu_name, instruction_cap
@@ -48,8 +48,7 @@ def explained(work: str, log: Path) -> Generator[None, None, None]:
 
 
 def _cause(error: Exception) -> str:
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first[:200]}" if first else type(error).__name__
+    return error_text(error).splitlines()[0][:200]
 
 
 def _remedy(error: Exception) -> str:
