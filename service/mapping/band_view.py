@@ -40,6 +40,13 @@ class PixelRows:
         """The same rows from `top` on."""
         return PixelRows(top, self.cube[top - self.top :], self.valid[top - self.top :])
 
+    def joined(self, below: PixelRows) -> PixelRows:
+        """These rows and the next ones."""
+        valid = np.concatenate([self.valid, below.valid])
+        if self.cube.strides[:2] == below.cube.strides[:2] == (0, 0):  # both repeat one spectrum, that of no data
+            return PixelRows(self.top, np.broadcast_to(below.cube[:1, :1], (*valid.shape, below.cube.shape[2])), valid)
+        return PixelRows(self.top, np.concatenate([self.cube, below.cube]), valid)
+
 
 class PixelSource(Protocol):
     """A source of whole rows of pixels: a file, or an array."""
@@ -94,6 +101,8 @@ def fit_bands(
     fill: NDArray[np.float32],
 ) -> NDArray[np.float32]:
     """Turn a cube of matched bands into the bundle's bands; invalid pixels get `fill`."""
+    if not valid.any():  # takes no time and no memory
+        return np.broadcast_to(fill, (*valid.shape, len(fill)))
     if weights is not None:
         if not valid.all():
             cube[~valid] = 0  # NaN would warn, and spread in the sums

@@ -24,6 +24,10 @@ class BlockMap:
     block_cols: int
     present: NDArray[np.bool_]  # (planes, rows of blocks, columns of blocks); one plane if it is for all bands
 
+    def fits(self, rows: int, cols: int, bands: int) -> bool:
+        """Whether it belongs to a raster of this size."""
+        return (self.rows, self.cols) == (rows, cols) and len(self.present) in (1, bands)
+
     def _of_bands(self, bands: Sequence[int]) -> NDArray[np.bool_]:
         """Blocks (rows, columns) that are present in at least one band, by number from 1."""
         planes = np.zeros(1, np.int64) if len(self.present) == 1 else np.asarray(bands) - 1

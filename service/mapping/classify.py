@@ -80,8 +80,7 @@ def read_strip_inputs(source: PixelSource, plan: Plan, strips: Iterable[Strip]) 
 def _extend(held: PixelRows, source: PixelSource, bottom: int) -> PixelRows:
     if bottom <= held.bottom:
         return held
-    more = source.read(held.bottom, bottom)
-    return PixelRows(held.top, np.concatenate([held.cube, more.cube]), np.concatenate([held.valid, more.valid]))
+    return held.joined(source.read(held.bottom, bottom))
 
 
 class _OrderedProgress:

@@ -20,6 +20,7 @@ from rasterio.windows import Window
 from hyperscene.errors import DtypeUnsupported, SceneUnreadable, SourceUnreachable
 from hyperscene.model.spectra import Wavelengths
 from hyperscene.service.mapping.band_metadata import read_band_metadata
+from hyperscene.service.mapping.block_map import BlockMap
 from hyperscene.service.mapping.gdal import (
     CACHE_BYTES,
     DTYPES,
@@ -40,6 +41,7 @@ from hyperscene.service.mapping.scene_checks import (
     refuse_grids,
 )
 from hyperscene.service.mapping.scene_files import FORMATS, locate
+from hyperscene.service.mapping.tiff import read_block_map
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Scene:
     gcps: tuple[GroundControlPoint, ...]  # in `crs`, if the file has points instead of a transform
     warnings: tuple[str, ...]
     version: str = ""  # fingerprint of a remote file, which may be replaced while it is read
+    blocks: BlockMap | None = None  # of a TIFF with absent blocks that is on this machine
 
     @property
     def is_georeferenced(self) -> bool:
@@ -107,7 +110,7 @@ def open_scene(
                 check_blocks(path, dataset, limits)
             scene = _read_header(path, driver, dataset, counts_packed=counts_packed)
             if remote is None:
-                return scene
+                return scene if driver == "ENVI" else replace(scene, blocks=_block_map(path, dataset))
             refuse_grids(scene.name, scene.crs.to_wkt().encode() if scene.crs else b"")
             scene = replace(scene, version=fingerprint(remote.headers, dataset))
             if version not in (None, scene.version, fingerprint("", dataset)):  # older versions knew no headers from S3
@@ -121,6 +124,12 @@ def open_scene(
         ) from error
     except ValueError as error:  # invalid numbers or text in a header
         raise SceneUnreadable(f"the header of {path.name} cannot be parsed ({error}): correct it") from error
+
+
+def _block_map(path: Path, dataset: Any) -> BlockMap | None:
+    found = read_block_map(path)
+    is_of_dataset = found is not None and found.fits(dataset.height, dataset.width, dataset.count)
+    return found if is_of_dataset else None
 
 
 def _read_header(path: Path, driver: str, dataset: Any, *, counts_packed: bool) -> Scene:
@@ -223,8 +232,13 @@ class SceneReader:
     def read(self, window: Window | None = None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Values (rows, cols, bands), and which pixels (rows, cols) are valid."""
         scene = self._scene
+        present = self._present(window or Window(0, 0, scene.cols, scene.rows))
+        if present is not None and not present.any():
+            return np.zeros((*present.shape, len(scene.bands)), np.float32), present
         raw = self._dataset.read(list(scene.bands), window=window)  # (bands, rows, cols)
         valid = ~_is_nodata(raw, scene.nodata)
+        if present is not None:
+            valid &= present
         if scene.has_mask:
             valid &= self._dataset.dataset_mask(window=window) > 0
         cube = np.empty((*valid.shape, len(raw)), np.float32)
@@ -234,9 +248,18 @@ class SceneReader:
             valid &= np.isfinite(cube).all(axis=-1)
         return cube, valid
 
+    def _present(self, window: Window) -> NDArray[np.bool_] | None:
+        """Pixels (rows, cols) that lie in blocks which were written; None if all do."""
+        if self._scene.blocks is None:
+            return None
+        shape = int(window.height), int(window.width)
+        return self._scene.blocks.pixels(self._scene.bands, int(window.row_off), int(window.col_off), shape)
+
     def spectrum(self, row: int, col: int) -> NDArray[np.float32]:
         """One pixel's values in every band; NaN in each band without data."""
         scene, window = self._scene, Window(col, row, 1, 1)
+        if (present := self._present(window)) is not None and not present.any():
+            return np.full(len(scene.bands), np.nan, np.float32)
         raw = self._dataset.read(list(scene.bands), window=window)  # (bands, 1, 1)
         cube = np.empty((1, 1, len(raw)), np.float32)
         with np.errstate(over="ignore"):

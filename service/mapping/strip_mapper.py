@@ -109,7 +109,8 @@ class StripMapper:
             for item in classified:
                 with self._clock.stage("blend"):
                     strip, pixels = item.input.strip, item.input.pixels
-                    spectra = Directions.of(pixels) if self._blend == "angle" else None
+                    has_votes = any(predictions.row.has_patch.any() for predictions in item.predictions)
+                    spectra = Directions.of(pixels) if self._blend == "angle" and has_votes else None
                     for predictions in item.predictions:
                         if self._stop.is_cancelled():
                             raise Cancelled

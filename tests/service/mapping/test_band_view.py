@@ -23,6 +23,20 @@ def read(view, top=0, bottom=None):
         return pixels.read(top, bottom or view.scene.rows)
 
 
+def test_rows_of_absent_blocks_take_no_memory(tmp_path, manifest):
+    values = spectra_of(quadrants(64, 7), 5)
+    values[16:48] = 0
+    path = write_tif(tmp_path / "s.tif", values, wavelengths_nm=NM, SPARSE_OK=True, blockysize=16)
+    view = view_scene(open_scene(path), manifest)
+    upper, lower, last = read(view, 16, 30), read(view, 30, 48), read(view, 48, 64)
+    middle = upper.joined(lower)
+    assert middle.cube.strides[:2] == (0, 0)
+    assert not middle.valid.any()
+    joined = middle.since(20).joined(last)
+    np.testing.assert_array_equal(joined.cube, read(view, 20, 64).cube)
+    np.testing.assert_array_equal(joined.valid, values[20:].any(axis=-1))
+
+
 def test_bands_are_in_the_order_of_the_bundle(tmp_path, manifest):
     values = spectra_of(quadrants(6, 7), 5)
     view = view_scene(open_scene(write_tif(tmp_path / "s.tif", values, wavelengths_nm=NM)), manifest)

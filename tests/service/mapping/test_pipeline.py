@@ -33,6 +33,7 @@ from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.output import RESULTS
 from hyperscene.service.mapping.pipeline import map_scene
 from hyperscene.service.mapping.prefetch import Cancelled
+from hyperscene.service.mapping.rasters import RASTERS
 from hyperscene.service.mapping.scenes import open_scene
 from hyperscene.service.mapping.strip_mapper import StripMapper, plan_scene
 from hyperscene.training.evaluate import ArraySource
@@ -565,3 +566,17 @@ def test_large_rasters_have_the_same_bytes_for_every_strip_height_and_number_of_
         )
         seen.append([(output / name).read_bytes() for name in RESULTS[:5]])
     assert seen[0] == seen[1]
+
+
+def test_absent_blocks_are_mapped_as_declared_missing_data_without_patches(tmp_path, small_bundles):
+    bundle = small_bundles["pooled"]
+    values = spectra_of(quadrants(96, 40), 5)
+    values[16:80] = 0
+    options, engine = MapOptions(stride_px=2, strip_px=16), make_engine(bundle, "cpu", 1, 4)
+    maps = {}
+    for name, more in {"absent": {"SPARSE_OK": True}, "declared": {"nodata": 0}}.items():
+        path = write_tif(tmp_path / f"{name}.tif", values, wavelengths_nm=NM, blockysize=16, **more)
+        summary = map_scene(open_scene(path), bundle, engine, tmp_path / name, options)
+        maps[name] = summary["patches"], *((tmp_path / name / file).read_bytes() for file in RASTERS)
+    assert maps["absent"] == maps["declared"]
+    assert maps["absent"][0] == 32 / 2 * 40 / 2

@@ -10,7 +10,8 @@ from rasterio.shutil import copy as copy_raster
 from rasterio.windows import Window
 
 from hyperscene.errors import DtypeUnsupported, SceneIncomplete, SceneUnreadable
-from hyperscene.service.mapping.scenes import open_scene, read_cube
+from hyperscene.service.mapping.block_map import BlockMap
+from hyperscene.service.mapping.scenes import open_pixels, open_scene, read_cube
 from tests.scenes import GRID, UTM, write_envi, write_tif
 
 VALUES = np.random.default_rng(0).integers(1, 200, (6, 7, 4))
@@ -415,3 +416,68 @@ def test_impossible_paths_are_refused(tmp_path):
     for path in (tmp_path, tmp_path / ("x" * 300 + ".tif"), tmp_path / "no" / "such.tif"):
         with pytest.raises(SceneUnreadable):
             open_scene(path)
+
+
+def holed(rows=70, cols=90, bands=3):
+    """Values without zeros but in two rectangles, which are whole blocks in all layouts of BLOCKS."""
+    values = np.random.default_rng(2).integers(1, 9000, (rows, cols, bands)).astype("int16")
+    values[16:32] = 0
+    values[48:64, 32:64] = 0
+    return values
+
+
+BLOCKS = {
+    "tiles": {"tiled": True, "blockxsize": 16, "blockysize": 16},
+    "tiles by band": {"tiled": True, "blockxsize": 16, "blockysize": 16, "interleave": "band"},
+    "strips": {"blockysize": 16, "interleave": "pixel"},
+    "BigTIFF": {"tiled": True, "blockxsize": 32, "blockysize": 16, "bigtiff": "yes", "endianness": "big"},
+}
+
+
+@pytest.mark.parametrize("layout", BLOCKS)
+def test_absent_blocks_are_no_data(tmp_path, layout):
+    values = holed()
+    if layout == "strips":
+        values[48:64, 32:64] = 1
+    path = write_tif(tmp_path / "s.tif", values, SPARSE_OK=True, compress="deflate", **BLOCKS[layout])
+    scene = open_scene(path)
+    cube, valid = read_cube(scene)
+    np.testing.assert_array_equal(cube, values)
+    np.testing.assert_array_equal(valid, values.any(axis=-1))
+    window = Window(30, 14, 40, 41)
+    np.testing.assert_array_equal(read_cube(scene, window)[1], valid[14:55, 30:70])
+
+
+def test_zeros_that_were_written_are_data(tmp_path):
+    scene = open_scene(write_tif(tmp_path / "s.tif", holed(), **BLOCKS["tiles"]))
+    assert scene.blocks is None
+    assert read_cube(scene)[1].all()
+
+
+def test_an_absent_block_of_one_band_holds_zeros(tmp_path):
+    values = np.ones((32, 32, 3), "int16")
+    values[:16, :16, 1] = 0
+    scene = open_scene(write_tif(tmp_path / "s.tif", values, SPARSE_OK=True, **BLOCKS["tiles by band"]))
+    assert scene.blocks is not None
+    assert read_cube(scene)[1].all()
+    assert not read_cube(scene.narrowed(np.array([1])))[1][:16, :16].any()
+
+
+def test_a_pixel_of_an_absent_block_has_no_spectrum(tmp_path):
+    scene = open_scene(write_tif(tmp_path / "s.tif", holed(), SPARSE_OK=True, **BLOCKS["tiles"]))
+    with open_pixels(scene) as pixels:
+        assert np.isnan(pixels.spectrum(20, 5)).all()
+        np.testing.assert_array_equal(pixels.spectrum(5, 5), holed()[5, 5])
+
+
+@pytest.mark.parametrize("shape", [(70, 90), (16, 16), (1, 50), (33, 17)])
+@pytest.mark.parametrize("block", [(16, 16), (1, 90), (7, 90), (32, 16)])
+def test_cells_that_may_hold_data_are_counted(shape, block):
+    blocks = -(-shape[0] // block[0]), -(-shape[1] // block[1])
+    present = np.random.default_rng(3).random((1, *blocks)) < 0.3
+    found = BlockMap(*shape, *block, present)
+    pixels = np.kron(present[0], np.ones(block, bool))[: shape[0], : shape[1]]
+    for stride_px in (1, 2, 4, 8, 16):
+        starts = [range(0, size, stride_px) for size in shape]
+        cells = [pixels[row : row + stride_px, col : col + stride_px].any() for row in starts[0] for col in starts[1]]
+        assert found.count_cells([1], stride_px) == sum(cells)
