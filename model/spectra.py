@@ -33,6 +33,7 @@ NM_PER_UNIT = {
 NOT_LENGTHS = ("index", "wavenumber", "ghz", "mhz")
 # No imager measures below 100 nm or above 100 um: a number above 100 is in nm, one below in um.
 NM_ABOVE = 100.0
+LONGEST_NM = 1e9  # 1 m; for numbers without a unit too
 # A gap wider than this many band spacings (such as a removed water band) is not interpolated.
 WIDEST_GAP_SPACINGS = 4.0
 
@@ -65,7 +66,12 @@ def to_nm(values: Sequence[float], unit: str | None) -> Wavelengths | None:
     factor = unit_in_nm(unit)
     if factor is None:
         factor = 1.0 if numbers.max() > NM_ABOVE else 1000.0
-    return numbers * factor
+    return _plausible(np.minimum(numbers, 1e100) * factor)
+
+
+def _plausible(wavelengths_nm: Wavelengths) -> Wavelengths | None:
+    """The wavelengths, unless one is longer than those of any light."""
+    return wavelengths_nm if (wavelengths_nm <= LONGEST_NM).all() else None
 
 
 def unit_in_nm(unit: str | None) -> float | None:
@@ -78,7 +84,7 @@ def from_band_names(names: Sequence[str | None]) -> Wavelengths | None:
     found = [_NAMED_WAVELENGTH.search(name or "") for name in names]
     if not found or not all(found):
         return None
-    return np.array([float(m["number"]) * NM_PER_UNIT[m["unit"].lower()] for m in found if m])
+    return _plausible(np.array([float(m["number"]) * NM_PER_UNIT[m["unit"].lower()] for m in found if m]))
 
 
 def parse_list(text: str) -> list[float]:

@@ -6,14 +6,13 @@ import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
-from fastapi.responses import JSONResponse
 
 from hyperscene.errors import RequestUnusable
 from hyperscene.service import logs
 from hyperscene.service.api.context import BaseDep, OwnerDep, Service, ServiceDep
 from hyperscene.service.api.documents import ZIP_NAME, StatusInfo, status_of
 from hyperscene.service.api.execution import file_response_when_finished
-from hyperscene.service.api.problems import problems
+from hyperscene.service.api.problems import JsonResponse, problems
 from hyperscene.service.api.results import ZIP_TYPE, accepts_zip
 from hyperscene.service.api.uploads import content_length, receive_form, upload_folder
 from hyperscene.service.jobs.admission import ALLOWED, JobRequest
@@ -109,10 +108,10 @@ def _stride(value: Any) -> int:
     return int(text)
 
 
-def created_response(job: JobRecord, base: str) -> JSONResponse:
+def created_response(job: JobRecord, base: str) -> JsonResponse:
     """The response to an asynchronous request: 201 and the job."""
     headers = {"Location": f"{base}/jobs/{job.id}", "Preference-Applied": "respond-async"}
-    return JSONResponse(status_of(job, base).model_dump(mode="json", exclude_none=True), 201, headers)
+    return JsonResponse(status_of(job, base).model_dump(mode="json", exclude_none=True), 201, headers)
 
 
 async def job_of_key(service: Service, owner: str, key: str | None) -> JobRecord | None:

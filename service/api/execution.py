@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from hyperscene.errors import NotReady, ServiceError
 from hyperscene.service.api.context import CLIENT_CLOSED_REQUEST, Service, until_disconnected
 from hyperscene.service.api.documents import MEDIA_TYPES, OUTPUTS, ZIP_NAME, result_links
 from hyperscene.service.api.job_watcher import ServerStopping
+from hyperscene.service.api.problems import JsonResponse
 from hyperscene.service.api.results import (
     ZIP_TYPE,
     file_response,
@@ -66,7 +66,7 @@ async def results_response(service: Service, job: JobRecord, requested: Requeste
     """The requested outputs of a finished job."""
     links = {name: link for name, link in result_links(job, base).items() if name in requested.outputs}
     if requested.response == "document":
-        return JSONResponse(await asyncio.to_thread(_results_document, service, job, requested, links))
+        return JsonResponse(await asyncio.to_thread(_results_document, service, job, requested, links))
     if requested.raw_output:
         return file_response(service, job, OUTPUTS[requested.raw_output][0])
     if requested.has_parts:

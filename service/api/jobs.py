@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from hyperscene.errors import NoSuchResult, RequestUnusable
+from hyperscene.json_text import json_text
 from hyperscene.service.api import examples
 from hyperscene.service.api.context import BaseDep, OwnerDep, Service, ServiceDep
 from hyperscene.service.api.documents import (
@@ -254,4 +254,4 @@ async def _events(service: Service, job: JobRecord, base: str, seen: int) -> Asy
 
 def _event(job: JobRecord, base: str) -> str:
     document: dict[str, Any] = status_of(job, base).model_dump(mode="json", exclude_none=True)
-    return f"id: {job.version}\nevent: status\ndata: {json.dumps(document)}\n\n"
+    return f"id: {job.version}\nevent: status\ndata: {json_text(document)}\n\n"

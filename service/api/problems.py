@@ -27,6 +27,7 @@ from hyperscene.errors import (
     UploadBroken,
     UploadTooSlow,
 )
+from hyperscene.json_text import json_text
 from hyperscene.service.api.documents import Problem, problem_of
 
 log = logging.getLogger("hyperscene.api")
@@ -34,12 +35,20 @@ log = logging.getLogger("hyperscene.api")
 PROBLEM_TYPE = "application/problem+json"
 
 
-def problem_response(problem: Problem, headers: Any = None) -> JSONResponse:
+class JsonResponse(JSONResponse):
+    """A document; numbers that JSON does not have become null instead of an error."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return json_text(content).encode()
+
+
+def problem_response(problem: Problem, headers: Any = None) -> JsonResponse:
     """The response with a problem document."""
-    return JSONResponse(problem.model_dump(), problem.status, headers, media_type=PROBLEM_TYPE)
+    return JsonResponse(problem.model_dump(), problem.status, headers, media_type=PROBLEM_TYPE)
 
 
-def error_response(error: ServiceError) -> JSONResponse:
+def error_response(error: ServiceError) -> JsonResponse:
     """The response for an error."""
     headers = dict(error.headers)
     if isinstance(error, Unauthorized):
@@ -102,16 +111,16 @@ def add_exception_handlers(app: FastAPI) -> None:
     """Make the app respond to every error with a problem document."""
 
     @app.exception_handler(ServiceError)
-    async def on_service_error(request: Request, error: ServiceError) -> JSONResponse:
+    async def on_service_error(request: Request, error: ServiceError) -> JsonResponse:
         return error_response(error)
 
     @app.exception_handler(RequestValidationError)
-    async def on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def on_validation_error(request: Request, error: RequestValidationError) -> JsonResponse:
         first = error.errors()[0]
         return error_response(invalid_request({**first, "loc": first["loc"][1:]}))
 
     @app.exception_handler(HTTPException)
-    async def on_http_exception(request: Request, error: HTTPException) -> JSONResponse:
+    async def on_http_exception(request: Request, error: HTTPException) -> JsonResponse:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
         detail = {
             404: f"there is nothing at {request.url.path[:200]}: /api lists all paths",

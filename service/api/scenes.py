@@ -6,13 +6,12 @@ import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Request, Response
-from fastapi.responses import JSONResponse
 from python_multipart.multipart import parse_options_header
 
 from hyperscene.errors import RequestUnusable
 from hyperscene.service.api.context import BaseDep, OwnerDep, Service, ServiceDep
 from hyperscene.service.api.documents import ID_EXAMPLE, SceneDocument, scene_of
-from hyperscene.service.api.problems import problems
+from hyperscene.service.api.problems import JsonResponse, problems
 from hyperscene.service.api.uploads import content_length, read_json, receive_file, receive_form, upload_folder
 from hyperscene.service.jobs.records import SceneRecord
 
@@ -94,9 +93,15 @@ def _href(body: Any) -> str:
 
 
 async def _created_response(scene: SceneRecord, service: Service, base: str) -> Response:
-    document = scene_of(scene, service.admission.matches(scene), base).model_dump(mode="json", exclude_none=True)
-    await asyncio.to_thread(service.admission.store_scene, scene)
-    return JSONResponse(document, 201, {"Location": f"{base}/scenes/{scene.id}"})
+    def store() -> Response:
+        with service.admission.removed_on_error(scene):  # nothing is kept that the client does not learn about
+            document = scene_of(scene, service.admission.matches(scene), base)
+            headers = {"Location": f"{base}/scenes/{scene.id}"}
+            response = JsonResponse(document.model_dump(mode="json", exclude_none=True), 201, headers)
+            service.admission.store_scene(scene)
+        return response
+
+    return await asyncio.to_thread(store)
 
 
 @router.get("/scenes/{scene_id}", summary="Metadata of a scene", responses=problems(404))

@@ -9,7 +9,6 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from hyperscene.errors import NoSuchJob, NotReady, ServiceError
@@ -26,7 +25,7 @@ from hyperscene.service.api.context import (
 from hyperscene.service.api.documents import PixelDocument, TileJson
 from hyperscene.service.api.job_watcher import Result, ServerStopping
 from hyperscene.service.api.jobs import JobId
-from hyperscene.service.api.problems import problems
+from hyperscene.service.api.problems import JsonResponse, problems
 from hyperscene.service.api.results import BINARY, require_results, results_removed
 from hyperscene.service.jobs.layers import (
     MAX_ZOOM,
@@ -104,7 +103,7 @@ PositionDep = Annotated[Position, Depends(position_of)]
 @router.get(
     "/jobs/{job_id}/tilejson.json",
     summary="TileJSON of a job's map tiles",
-    response_class=JSONResponse,
+    response_class=JsonResponse,
     responses={200: {"model": TileJson}, **problems(404, 413, 429, 507)},
 )
 async def show_tiles(
@@ -128,7 +127,7 @@ async def show_tiles(
     grid = await _grid(service, view)
     query = "" if bands is None else f"?bands={bands}"
     document = _tilejson(view, chosen, grid, f"{base}/jobs/{job.id}/tiles", query)
-    return JSONResponse(document, headers={"Cache-Control": "no-store"})
+    return JsonResponse(document, headers={"Cache-Control": "no-store"})
 
 
 @router.get(
@@ -164,7 +163,7 @@ async def read_tile(
 @router.get(
     "/jobs/{job_id}/pixel",
     summary="A pixel's spectrum, probabilities and class",
-    response_class=JSONResponse,
+    response_class=JsonResponse,
     responses={200: {"model": PixelDocument}, **problems(404, 413, 429, 507)},
 )
 async def show_pixel(
@@ -192,7 +191,7 @@ async def show_pixel(
         **mapped,
         **spectrum,
     }
-    return JSONResponse(document, headers={"Cache-Control": "no-store"})
+    return JsonResponse(document, headers={"Cache-Control": "no-store"})
 
 
 def _is_valid(view: JobView, mapped: dict[str, Any], spectrum: dict[str, Any]) -> bool | None:

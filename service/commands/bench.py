@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from hyperscene.errors import OptionsUnusable, OutputUnwritable
+from hyperscene.json_text import json_text
 from hyperscene.progress import ProgressBar
 from hyperscene.service.cli import DONE
 from hyperscene.service.commands.options import add_bundle_option, add_engine_options, read_chosen_bundle
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     print(_table(document))
     if options.json is not None:
         try:
-            options.json.write_text(json.dumps(document, indent=2) + "\n")
+            options.json.write_text(json_text(document, indent=2) + "\n")
         except OSError as error:
             raise OutputUnwritable(f"{options.json} cannot be written ({error.strerror}): choose another") from error
     return DONE

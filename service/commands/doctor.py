@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import textwrap
@@ -11,6 +10,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from hyperscene.json_text import json_text
 from hyperscene.service.cli import DONE, FAILED
 from hyperscene.service.doctor import PROBES_S, Check, can_map, examine
 from hyperscene.service.settings import Settings
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     is_able = can_map(checks)
     if options.json:
         document = {"can_map": is_able, "checks": [asdict(check) for check in checks]}
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        print(json_text(document, indent=2))
     else:
         print(_formatted(checks))
         print("mapping works here" if is_able else "mapping does not work here: see the lines marked broken")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 
+from hyperscene.json_text import json_text
 from hyperscene.service.cli import DONE
 from hyperscene.service.commands.data import add_data_options, labelled_files
 from hyperscene.service.commands.options import add_bundle_option, add_mapping_options, read_chosen_bundle
@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     mapping = MapOptions(options.stride, options.blend)
     scored = score_bundle(read_chosen_bundle(options), labelled_files(options), mapping)
     if options.json:
-        print(json.dumps(scored.record(), indent=2))
+        print(json_text(scored.record(), indent=2))
     else:
         print(score_table(scored.scores))
         print(scored.remark)

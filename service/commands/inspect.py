@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import textwrap
 from pathlib import Path
 from typing import Any
 
 from hyperscene.errors import BandsMissing
+from hyperscene.json_text import json_text
 from hyperscene.model.bundle import DEMO_BUNDLE, Bundle, read_bundle
 from hyperscene.service.cli import DONE
 from hyperscene.service.mapping.band_view import BandView, all_bands_view, sample_pixels, unit_warning, view_scene
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         scene = open_scene(options.path)
         document = describe_scene(scene, read_bundle(options.bundle or DEMO_BUNDLE))
-    print(json.dumps(document, indent=2, ensure_ascii=False) if options.json else _screen(document))
+    print(json_text(document, indent=2) if options.json else _screen(document))
     return DONE
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hyperscene.errors import OptionsUnusable, OutputUnwritable, WrongUsage
+from hyperscene.json_text import json_text
 from hyperscene.model.attention import VARIANTS
 from hyperscene.progress import ProgressBar
 from hyperscene.service.cli import DONE, INTERRUPTED
@@ -271,7 +271,7 @@ def _numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> li
 
 def _write_summary(path: Path, document: dict[str, Any]) -> None:
     try:
-        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json_text(document, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise OutputUnwritable(f"{path} cannot be written ({error.strerror}): choose another with --json") from error
 

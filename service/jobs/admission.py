@@ -245,7 +245,7 @@ class Admission:
 
     def store_scene(self, scene: SceneRecord) -> SceneRecord:
         """Add a received scene to the store."""
-        with self._removed_on_error(scene):
+        with self.removed_on_error(scene):
             self._store.add_scene(scene)
         return scene
 
@@ -276,7 +276,8 @@ class Admission:
         rmtree(self._settings.scene_folder(scene.id), ignore_errors=True)
 
     @contextmanager
-    def _removed_on_error(self, scene: SceneRecord) -> Generator[None, None, None]:
+    def removed_on_error(self, scene: SceneRecord) -> Generator[None, None, None]:
+        """Remove the files of a scene that is not in the store if the block fails."""
         try:
             yield
         except BaseException:
@@ -305,7 +306,7 @@ class Admission:
         is_new_scene: bool = False,
     ) -> JobRecord:
         """Add a job for a scene that is in the store, or that is added with it."""
-        with self._removed_on_error(scene) if is_new_scene else nullcontext():
+        with self.removed_on_error(scene) if is_new_scene else nullcontext():
             model, options = self.check(scene, request)
             now = time.time()
             job = JobRecord(
@@ -333,7 +334,10 @@ class Admission:
         log.info("accepted", extra={"job_id": kept.id})
         self._supervisor.wake()
         if kept.id == job.id:
-            self._previews.make_early(scene)
+            try:
+                self._previews.make_early(scene)
+            except Exception:  # the job is accepted
+                log.exception("no preview", extra={"job_id": kept.id})
         return kept
 
     def dismiss(self, job: JobRecord) -> None:

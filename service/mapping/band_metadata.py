@@ -102,4 +102,4 @@ def _is_number(text: str | None) -> bool:
 
 def _reflectance_factor(header: dict[str, str]) -> float:
     text = header.get("reflectance_scale_factor")
-    return float(text) if _is_number(text) and text is not None and float(text) > 0 else 1.0
+    return float(text) if _is_number(text) and text is not None and float(text) > 0 else 1.0  # may be infinite

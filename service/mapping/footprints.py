@@ -8,7 +8,7 @@ from typing import Any
 
 from rasterio.transform import from_gcps
 
-from hyperscene.service.mapping.grids import bounds_of, outline, poles_inside, span_a_plane
+from hyperscene.service.mapping.grids import bounds_of, can_be_inverted, outline, poles_inside, span_a_plane
 from hyperscene.service.mapping.scenes import Scene
 
 SIDE_POINTS = 21
@@ -23,6 +23,8 @@ def find_footprint(scene: Scene) -> tuple[dict[str, Any], list[float]] | None:
     if scene.crs is None or not scene.is_georeferenced or (scene.gcps and not span_a_plane(scene.gcps)):
         return None
     transform = from_gcps(list(scene.gcps)) if scene.gcps else scene.transform
+    if not can_be_inverted(transform):
+        return None
     found = outline(scene.rows, scene.cols, scene.crs, transform, SIDE_POINTS)
     if found is None or abs(found[0]).max() > MAX_LONGITUDE:
         return None

@@ -41,7 +41,8 @@ def open_dataset(path: Path, driver: str, remote: RemoteFile | None = None) -> I
     source = str(path) if remote is None else f"/remote-{next(OPENED)}"
     with rasterio.Env(GDAL_PAM_ENABLED="NO", GDAL_CACHEMAX=CACHE_BYTES, **siblings):
         try:
-            with ignore_missing_georeference():
+            # numpy reports no-data values beyond float32.
+            with ignore_missing_georeference(), np.errstate(over="ignore"):
                 dataset = rasterio.open(source, driver=driver, opener=remote)
             with dataset:
                 yield dataset

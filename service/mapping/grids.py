@@ -122,7 +122,7 @@ def make_grid(
     if gcps:
         transform = from_gcps(list(gcps)) if span_a_plane(gcps) else Affine.identity()
     ring = None
-    if crs is not None and transform != Affine.identity() and _can_be_inverted(transform):
+    if crs is not None and transform != Affine.identity() and can_be_inverted(transform):
         ring = outline(rows, cols, crs, transform, EDGE_POINTS)
     if crs is None or ring is None:
         return _pixel_grid(rows, cols, None, Affine.identity())
@@ -149,7 +149,7 @@ def span_a_plane(gcps: Sequence[GroundControlPoint]) -> bool:
     return len(pixels) >= 3 and bool(np.linalg.matrix_rank(pixels - pixels[0]) == 2)
 
 
-def _can_be_inverted(transform: Affine) -> bool:
+def can_be_inverted(transform: Affine) -> bool:
     """GDAL's criterion, slightly stricter."""
     largest = max(abs(number) for number in (transform.a, transform.b, transform.d, transform.e))
     return bool(abs(transform.determinant) > 1e-9 * largest * largest)

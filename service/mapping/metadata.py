@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -20,6 +19,7 @@ from rasterio.enums import Resampling
 from rasterio.warp import transform as transform_points
 
 from hyperscene.errors import write_error
+from hyperscene.json_text import json_text
 from hyperscene.model.bundle import Bundle, Manifest
 from hyperscene.service.mapping.classify import RemoteEngine
 from hyperscene.service.mapping.engines import Engine
@@ -37,6 +37,7 @@ Found = TypeVar("Found")
 PREVIEW_PX = 1024
 # WGS 84: the equator's radius, and the square of the eccentricity.
 RADIUS_M, ECCENTRICITY_2 = 6_378_137.0, 6.694379990141e-3
+LARGEST_HECTARES = 1e12  # of a pixel: more than the surface of the Earth, 5.1e10
 
 
 class Tally:
@@ -86,6 +87,15 @@ class Tally:
 
 def pixel_hectares(scene: Scene, top: int, bottom: int) -> NDArray[np.float64] | None:
     """The area of a pixel in each of the rows top..bottom; None if it is unknown."""
+    try:
+        with np.errstate(all="ignore"):
+            area = _pixel_hectares(scene, top, bottom)
+    except GDAL_ERRORS:  # a reference system that PROJ does not know
+        return None
+    return area if area is not None and (area < LARGEST_HECTARES).all() else None
+
+
+def _pixel_hectares(scene: Scene, top: int, bottom: int) -> NDArray[np.float64] | None:
     if scene.crs is None or scene.gcps or not scene.is_georeferenced:
         return None
     square_units = abs(scene.transform.determinant)
@@ -94,7 +104,7 @@ def pixel_hectares(scene: Scene, top: int, bottom: int) -> NDArray[np.float64] |
     if not is_on_earth(points):
         return None
     if scene.crs.is_projected:
-        metres = float(scene.crs.linear_units_factor[1])
+        metres = np.float64(scene.crs.linear_units_factor[1])
         area = np.full(bottom - top, square_units * metres**2 / 10_000)
         # Mercator is true to scale at the equator only; other projections of images are true to a few parts in 1000.
         return area * _mercator_shrinkage(scene, points) if scene.crs.to_dict().get("proj") == "merc" else area
@@ -164,7 +174,7 @@ def make_summary(
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Write a document as indented JSON."""
-    _write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    _write_text(path, json_text(document, indent=2) + "\n")
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -29,6 +29,7 @@ from hyperscene.service.mapping.gdal import (
     open_dataset,
     row_of_blocks_bytes,
 )
+from hyperscene.service.mapping.georeference import read_georeference
 from hyperscene.service.mapping.limits import Limits
 from hyperscene.service.mapping.remote import address_of, fingerprint, is_remote, name_of
 from hyperscene.service.mapping.remote_file import open_remote, replaced
@@ -104,7 +105,7 @@ def open_scene(
         with (
             open_remote(path) as remote,
             open_dataset(path, driver, remote) as dataset,
-            np.errstate(over="ignore"),
+            np.errstate(over="ignore", invalid="ignore", divide="ignore"),
         ):
             if limits is not None:
                 check_blocks(path, dataset, limits)
@@ -141,10 +142,12 @@ def _read_header(path: Path, driver: str, dataset: Any, *, counts_packed: bool) 
         check_data_size(path, dataset, counts_packed=counts_packed)
     metadata = read_band_metadata(name, dataset)
     indices = [band - 1 for band in metadata.bands]
-    if not np.isfinite(list(dataset.transform)).all():
-        raise SceneUnreadable(f"the georeference of {name} contains NaN or infinity: correct it, or remove it")
-    gcps, gcps_crs = dataset.gcps
-    crs = dataset.crs or gcps_crs
+    georeference = read_georeference(name, dataset)
+    scales, offsets = (
+        np.array(numbers)[indices] / metadata.scale_factor for numbers in (dataset.scales, dataset.offsets)
+    )
+    if not np.isfinite([scales.astype(np.float32), offsets.astype(np.float32)]).all():
+        raise SceneUnreadable(f"a scale or an offset of {name} is not a finite number in 32 bits: correct it")
     return Scene(
         path=path,
         name=name,
@@ -156,21 +159,15 @@ def _read_header(path: Path, driver: str, dataset: Any, *, counts_packed: bool) 
         bad_bands=metadata.bad_bands,
         wavelengths_nm=metadata.wavelengths_nm,
         fwhm_nm=metadata.fwhm_nm,
-        scales=np.array(dataset.scales)[indices] / metadata.scale_factor,
-        offsets=np.array(dataset.offsets)[indices] / metadata.scale_factor,
+        scales=scales,
+        offsets=offsets,
         nodata=tuple(dataset.nodatavals[index] for index in indices),
         has_mask=metadata.has_mask,
-        crs=crs,
-        transform=dataset.transform,
-        gcps=tuple(gcps),
-        warnings=(*metadata.warnings, *_georeference_warnings(dataset.transform, gcps, crs)),
+        crs=georeference.crs,
+        transform=georeference.transform,
+        gcps=georeference.gcps,
+        warnings=(*metadata.warnings, *georeference.warnings),
     )
-
-
-def _georeference_warnings(transform: Affine, gcps: list[GroundControlPoint], crs: CRS | None) -> list[str]:
-    if not gcps and transform == Affine.identity():
-        return ["the scene has no georeference, so its map has none"]
-    return [] if crs is not None else ["the scene has no coordinate reference system; its transform is kept"]
 
 
 def read_cube(scene: Scene, window: Window | None = None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:

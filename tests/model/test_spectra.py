@@ -112,3 +112,8 @@ def test_without_any_wavelengths_bands_match_by_count():
 def test_a_bundle_with_wavelengths_refuses_a_scene_without():
     with pytest.raises(BandMismatch, match="without wavelengths; the bundle needs 50 bands from 500 to 990 nm"):
         match_bands(None, 50, BUNDLE, 50)
+
+
+def test_wavelengths_beyond_light_are_none():
+    assert to_nm([1e308, 1e308], "um") is None
+    assert from_band_names(["9" * 400 + " nm"]) is None

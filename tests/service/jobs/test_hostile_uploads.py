@@ -13,6 +13,7 @@ from socket import MSG_PEEK
 import numpy as np
 import pytest
 import rasterio
+from rasterio.control import GroundControlPoint
 from rasterio.crs import CRS
 from rasterio.io import MemoryFile
 from rasterio.transform import Affine
@@ -772,6 +773,67 @@ def test_a_key_used_twice_at_the_same_time_makes_one_job_and_keeps_one_scene(ser
         assert len([path for path in folders_of(server) - earlier if path.parent.name == "scenes"]) == 1
         server.finished(*jobs)
         server.client.delete(f"/jobs/{jobs.pop()}")
+
+
+@pytest.mark.parametrize("size", [1e160, -1e300, 1.7e308, 1e13])
+def test_a_georeference_of_absurd_numbers_is_dropped_with_a_warning(server, tif, tmp_path, size):
+    transform = Affine(size, 0, 380_000, 0, -size, 5_820_000)
+    scene = write_tif(tmp_path / "far.tif", np.ones((4, 4, 5), "float32"), transform=transform)
+    with harmless(server, tif):
+        answer = server.client.post("/scenes", files={"scene": part(scene)})
+        assert answer.status_code == 201, answer.text
+        document = answer.json()
+        assert document["is_georeferenced"] is False
+        assert "the georeference was ignored" in document["warnings"][0]
+        assert server.client.delete(f"/scenes/{document['id']}").status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("transform", "points"),
+    [
+        (Affine(1e11, 0, 1e11, 0, -1e11, 1e11), []),
+        (Affine(1e-300, 0, 0, 0, -1e-300, 0), []),
+        (Affine(1e9, 1e9, -1e9, 1e9, 1e9, 0), []),
+        (None, [(0, 0, 1e200, 0), (4, 0, 0, 1e200), (0, 4, 5, 5)]),
+        (None, [(0, 0, 1e11, 0), (4, 1e-300, 0, 1e11), (0, 4, 5, 5)]),
+    ],
+)
+def test_every_document_of_a_scene_with_a_strange_georeference_can_be_read(server, tif, tmp_path, transform, points):
+    gcps = {"gcps": [GroundControlPoint(*point) for point in points]} if points else {}
+    values = np.ones((4, 4, 5), "float32")
+    scene = write_tif(tmp_path / "far.tif", values, wavelengths_nm=WAVELENGTHS, transform=transform, **gcps)
+    with harmless(server, tif):
+        job = server.submit(scene)
+        assert server.finished(job)["status"] == "successful"
+        results = f"/jobs/{job}/results"
+        for path in (f"/jobs/{job}/tilejson.json", f"{results}/summary.json", f"{results}/item.json"):
+            answer = server.client.get(path)
+            assert answer.status_code == 200, answer.text
+            answer.json()
+        assert server.client.get(f"/jobs/{job}/pixel?row=1&col=1").status_code == 200
+        server.client.delete(f"/jobs/{job}")
+
+
+@pytest.mark.parametrize("number", ["1e308", "9" * 400, "1e-320", "nan", "-inf"])
+def test_absurd_numbers_in_an_envi_header_make_no_document_unreadable(server, data, number):
+    for line in (
+        "wavelength units = Micrometers\nwavelength = {N, N, N, N, N}",
+        "band names = {Nnm, Num, Nnm, Nnm, Nnm}",
+        "fwhm = {N, N, N, N, N}",
+        "reflectance scale factor = N",
+        "data ignore value = N",
+        "data gain values = {N, N, N, N, N}",
+        "data offset values = {N, N, N, N, N}",
+        "map info = {UTM, 1, 1, N, N, N, N, 33, North, WGS-84}",
+        "bbl = {N, N, N, N, N}",
+    ):
+        header = ENVI_HEADER.replace(WAVELENGTH_LINE, "") + re.sub(r"\bN(?=\b|nm|um)", number, line) + "\n"
+        answer = send(server, ("a.img", data), ("a.hdr", header.encode()), path="/scenes")
+        assert answer.status_code in (201, 422), f"{line}: {answer.text}"
+        if answer.status_code == 201:
+            scene = f"/scenes/{answer.json()['id']}"
+            assert server.client.get(scene).status_code == 200
+            assert server.client.delete(scene).status_code == 204
 
 
 def test_a_georeference_without_numbers_is_refused(server, tif, tmp_path):

@@ -1,6 +1,8 @@
 """Counts, areas, style, preview and STAC Item agree with the map."""
 
 import json
+import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -16,7 +18,7 @@ from hyperscene.model.bundle import load_bundle
 from hyperscene.service.mapping import metadata
 from hyperscene.service.mapping.engines import make_engine
 from hyperscene.service.mapping.gdal import ignore_missing_georeference
-from hyperscene.service.mapping.metadata import pixel_hectares, write_style
+from hyperscene.service.mapping.metadata import pixel_hectares, write_json, write_style
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.pipeline import map_scene
 from hyperscene.service.mapping.scenes import open_scene
@@ -264,3 +266,15 @@ def test_a_style_is_valid_xml_for_any_class_name(tmp_path):
     write_style(tmp_path / "s.qml", manifest)
     entries = ElementTree.parse(tmp_path / "s.qml").iter("paletteEntry")
     assert [entry.get("label") for entry in entries] == ["bell  ", "tab bed", "ok"]
+
+
+def test_an_absurd_unit_of_length_gives_no_areas(tmp_path):
+    scene = open_scene(write_tif(tmp_path / "s.tif", np.ones((2, 3, 3), "float32")))
+    system = CRS.from_wkt(re.sub(r'UNIT\["metre".*', 'UNIT["x",1e300]]', UTM.to_wkt()))
+    assert system.linear_units_factor[1] == 1e300
+    assert pixel_hectares(replace(scene, crs=system), 0, 2) is None
+
+
+def test_numbers_that_json_does_not_have_are_written_as_null(tmp_path):
+    write_json(tmp_path / "s.json", {"shares": [1.5, float("nan"), {"area": float("inf")}], "name": "é"})
+    assert json.loads((tmp_path / "s.json").read_text()) == {"shares": [1.5, None, {"area": None}], "name": "é"}

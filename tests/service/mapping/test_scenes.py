@@ -481,3 +481,25 @@ def test_cells_that_may_hold_data_are_counted(shape, block):
         starts = [range(0, size, stride_px) for size in shape]
         cells = [pixels[row : row + stride_px, col : col + stride_px].any() for row in starts[0] for col in starts[1]]
         assert found.count_cells([1], stride_px) == sum(cells)
+
+
+@pytest.mark.parametrize("number", [1e308, float("inf"), float("nan")])
+@pytest.mark.parametrize("what", ["scales", "offsets"])
+def test_a_scale_that_is_no_number_in_32_bits_is_refused(tmp_path, what, number):
+    path = write_tif(tmp_path / "s.tif", VALUES.astype("int16"))
+    with rasterio.open(path, "r+") as dataset:
+        setattr(dataset, what, [1.0, number, 1.0, 1.0])
+    with pytest.raises(SceneUnreadable, match="not a finite number in 32 bits"):
+        open_scene(path)
+
+
+def test_a_no_data_value_that_the_samples_cannot_hold_marks_nothing(tmp_path):
+    header = "data ignore value = 1e308\n"
+    assert read_cube(open_scene(write_envi(tmp_path / "s.img", VALUES.astype("float32"), header)))[1].all()
+
+
+def test_absurd_ground_control_points_are_dropped_with_a_warning(tmp_path):
+    points = [GroundControlPoint(0, 0, 1e200, 0), GroundControlPoint(4, 0, 0, 0), GroundControlPoint(0, 4, 5, 5)]
+    scene = open_scene(write_tif(tmp_path / "s.tif", VALUES, transform=None, gcps=points))
+    assert (scene.crs, scene.gcps, scene.is_georeferenced) == (None, (), False)
+    assert "its numbers reach 1e+200" in scene.warnings[0]
