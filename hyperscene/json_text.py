@@ -8,11 +8,16 @@ from typing import Any
 
 
 def json_text(document: Any, indent: int | None = None) -> str:
-    """A document as JSON; NaN and infinity become null."""
+    """A document as JSON, compact without an indent; NaN and infinity become null."""
     try:
-        return json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
+        return _dumped(document, indent)
     except ValueError:
-        return json.dumps(_finite(document), indent=indent, ensure_ascii=False, allow_nan=False)
+        return _dumped(_finite(document), indent)
+
+
+def _dumped(document: Any, indent: int | None) -> str:
+    separators = (",", ":") if indent is None else None
+    return json.dumps(document, indent=indent, separators=separators, ensure_ascii=False, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

@@ -52,6 +52,12 @@ class Settings(BaseSettings):
     max_running_s_per_key: float = Field(
         0, ge=0, description="seconds that the jobs of one API key may run within a day; more jobs wait (no limit)"
     )
+    max_job_s: float = Field(
+        3 * 86400, gt=0, description="longest job by its estimate, in seconds; longer ones are refused"
+    )
+    max_owner_s: float = Field(
+        7 * 86400, gt=0, description="estimate of all waiting and running jobs of an API key together, in seconds"
+    )
     max_uploads: int = Field(32, gt=0, description="largest number of uploads at the same time")
     max_uploads_per_key: int = Field(
         0, ge=0, description="largest number of uploads of one API key at the same time (half of --max-uploads)"

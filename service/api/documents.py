@@ -141,6 +141,7 @@ class StatusInfo(Document):
     patches_total: int = Field(
         description="patches of the whole scene; 0 at first, and lowered when pixels without data are found"
     )
+    estimated_s: float | None = Field(None, description="seconds by the estimate made when it was submitted")
     seconds_left: float | None = Field(None, description="estimated from the speed so far")
     scene: str = Field(description="the scene's file name")
     scene_id: str
@@ -190,6 +191,9 @@ class SceneDocument(Document):
     pixel_size: list[float]
     ground_control_points: int
     is_georeferenced: bool
+    cells_with_data: dict[str, int] | None = Field(
+        None, description="by stride_px, patches that a map may have; for a file with absent blocks"
+    )
     warnings: list[str]
     models: dict[str, str] = Field(description="for each model, how the scene's bands match")
     links: list[Link]
@@ -319,6 +323,7 @@ def status_of(job: JobRecord, base: str) -> StatusInfo:
         progress=job.percent,
         patches_done=job.patches_done,
         patches_total=job.progress.patches_total,
+        estimated_s=job.estimated_s,
         seconds_left=job.seconds_left,
         scene=job.scene_name,
         scene_id=job.scene_id,

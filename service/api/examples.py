@@ -86,6 +86,7 @@ STATUS_INFO: Example = {
     "progress": 40,
     "patches_done": 4000,
     "patches_total": 10000,
+    "estimated_s": 20.5,
     "seconds_left": 12.0,
     "scene": "scene.tif",
     "scene_id": OTHER_ID,

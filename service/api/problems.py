@@ -83,7 +83,7 @@ DESCRIPTIONS = {
     404: "Not found, owned by another API key, expired, or not ready yet",
     408: "The body did not arrive in time",
     409: "Another job must finish first",
-    413: "More bytes, pixels or bands than the server accepts",
+    413: "More bytes, pixels, bands or estimated time than the server accepts",
     422: "The scene or the request cannot be used; the detail says why and what to do",
     429: "The queue is full; Retry-After says when to try again",
     500: "The network failed on this scene, or hyperscene has a bug",

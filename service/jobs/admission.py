@@ -31,6 +31,7 @@ from hyperscene.errors import (
 )
 from hyperscene.model.spectra import BandMatch
 from hyperscene.service.jobs.disk import drop_job, flush, flush_folder
+from hyperscene.service.jobs.estimates import Estimates
 from hyperscene.service.jobs.inspector import MAX_REMOTE, Inspector
 from hyperscene.service.jobs.models import Models, ServedModel
 from hyperscene.service.jobs.previews import Previews
@@ -97,6 +98,8 @@ class Admission:
         self._remote_lock = threading.Lock()
         self._upload_seconds: deque[float] = deque(maxlen=20)  # of the last uploads
         self._was_ready = False
+        longest_s = min(settings.max_job_s, settings.max_owner_s)
+        self._estimates = Estimates(store, supervisor.slots, longest_s)
 
     # Before an upload is read
 
@@ -308,6 +311,7 @@ class Admission:
         """Add a job for a scene that is in the store, or that is added with it."""
         with self.removed_on_error(scene) if is_new_scene else nullcontext():
             model, options = self.check(scene, request)
+            estimated_s = self._estimates.seconds(scene, model, options)
             now = time.time()
             job = JobRecord(
                 id=new_id(),
@@ -322,10 +326,15 @@ class Admission:
                 execution=execution or {},
                 idempotency_key=key,
                 request_id=request_id,
+                estimated_s=estimated_s,
             )
             try:
                 kept = self._store.add_job(
-                    job, self._settings.max_waiting, scene if is_new_scene else None, self._settings.waiting_per_key
+                    job,
+                    self._settings.max_waiting,
+                    scene if is_new_scene else None,
+                    self._settings.waiting_per_key,
+                    self._settings.max_owner_s,
                 )
             except QueueFull as error:
                 raise self._queue_full(error, owner) from error

@@ -58,6 +58,7 @@ class JobRecord:
     cells_done: int = 0
     cells_total: int = 0
     patches_done: int = 0
+    estimated_s: float | None = None  # when it was submitted; None if the engine's speed was unknown
     seconds_left: float | None = None
     worker: str | None = None
     device: str | None = None

@@ -51,6 +51,7 @@ MIGRATIONS = (
         owner TEXT NOT NULL, slice INTEGER NOT NULL, seconds REAL NOT NULL, PRIMARY KEY (owner, slice)
     );
     """,
+    "ALTER TABLE jobs ADD COLUMN estimated_s REAL;",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import time
 from collections import Counter
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
-from hyperscene.errors import InferenceFailed, NoSuchScene, OwnQueueFull, QueueFull, ServiceError
+from hyperscene.errors import InferenceFailed, NoSuchScene, OwnQueueFull, QueueFull, ServiceError, format_duration
 from hyperscene.service.jobs import counters, fair_share
 from hyperscene.service.jobs.database import Database, insert
 from hyperscene.service.jobs.records import (
@@ -71,7 +72,12 @@ class Store(Database):
     # Jobs
 
     def add_job(
-        self, job: JobRecord, max_waiting: int, scene: SceneRecord | None = None, max_of_owner: int | None = None
+        self,
+        job: JobRecord,
+        max_waiting: int,
+        scene: SceneRecord | None = None,
+        max_of_owner: int | None = None,
+        max_owner_s: float = math.inf,
     ) -> JobRecord:
         """Add a job and maybe its temporary scene; returns the earlier job if the idempotency key was used."""
         with self.transaction() as db:
@@ -79,6 +85,7 @@ class Store(Database):
                 return made
             waiting = Counter(row[0] for row in db.execute("SELECT owner FROM jobs WHERE status = 'accepted'"))
             check_waiting(waiting, job.owner, max_waiting, max_of_owner)
+            _require_owner_time(db, job, max_owner_s)
             if scene is not None:
                 insert(db, "scenes", to_row(scene))
             elif db.execute("SELECT 1 FROM scenes WHERE id = ?", (job.scene_id,)).fetchone() is None:
@@ -133,6 +140,16 @@ class Store(Database):
     def count_waiting(self) -> Counter[str]:
         """Waiting jobs by owner."""
         return Counter(row[0] for row in self._rows("SELECT owner FROM jobs WHERE status = 'accepted'"))
+
+    def measured_patches_per_s(self, model: str) -> float | None:
+        """The speed of the network in a model's last 20 successful jobs."""
+        rows = self._rows(
+            "SELECT SUM(patches_done) / SUM(json_extract(seconds, '$.network')) FROM (SELECT * FROM jobs "
+            "WHERE status = 'successful' AND model = ? AND resumes = 0 ORDER BY finished DESC LIMIT 20)",
+            model,
+        )
+        rate: float | None = rows[0][0]
+        return rate or None
 
     def seconds_until_start(self, owner: str | None, slots: int, max_running_s: float | None = None) -> float:
         """Seconds until the next waiting job of an owner, or of anyone, is expected to start."""
@@ -375,6 +392,22 @@ def check_waiting(waiting: Counter[str], owner: str, max_waiting: int, max_of_ow
         raise QueueFull(f"{waiting.total()} jobs are waiting, which is the limit")
     if max_of_owner is not None and waiting[owner] >= max_of_owner:
         raise OwnQueueFull(f"{waiting[owner]} jobs of your API key are waiting, which is its limit")
+
+
+def _require_owner_time(db: sqlite3.Connection, job: JobRecord, max_s: float) -> None:
+    """Refuse a job if it and its owner's unfinished jobs take longer than the limit."""
+    rows = db.execute(
+        "SELECT SUM(COALESCE(seconds_left, estimated_s, 0)) FROM jobs WHERE owner = ? AND "
+        "status IN ('accepted', 'running')",
+        (job.owner,),
+    )
+    taken_s = rows.fetchone()[0] or 0.0
+    if taken_s + (job.estimated_s or 0.0) > max_s:
+        raise QueueFull(
+            f"your unfinished jobs take about {format_duration(taken_s)} and this one "
+            f"{format_duration(job.estimated_s or 0)}; {format_duration(max_s)} are accepted: wait for some of them, "
+            "dismiss some, or use a larger stride_px"
+        )
 
 
 def _update(db: sqlite3.Connection, job_id: str, **changes: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hyperscene.service.mapping.options import STRIDES
 from hyperscene.service.mapping.scenes import Scene
 
 FORMAT_NAMES = {"GTiff": "GeoTIFF", "ENVI": "ENVI"}
@@ -11,8 +12,9 @@ FORMAT_NAMES = {"GTiff": "GeoTIFF", "ENVI": "ENVI"}
 
 def describe_header(scene: Scene) -> dict[str, Any]:
     """Size, bands, wavelengths, georeference and warnings; no pixel is read."""
-    nm, transform = scene.wavelengths_nm, scene.transform
-    return {
+    nm, transform, blocks = scene.wavelengths_nm, scene.transform, scene.blocks
+    cells = blocks and {str(stride): blocks.count_cells(scene.bands, stride) for stride in STRIDES}
+    return ({} if cells is None else {"cells_with_data": cells}) | {
         "format": FORMAT_NAMES[scene.driver],
         "rows": scene.rows,
         "cols": scene.cols,

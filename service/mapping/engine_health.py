@@ -47,13 +47,10 @@ def engine_report(
     Without a bundle it is the demo bundle. If a new probe has too little time, the cached report counts.
     """
     bundle = bundle or read_bundle(DEMO_BUNDLE)
-    name = f"engine-{device}-{bundle.structure[:16]}"
-    key = machine_key("onnxruntime", "openvino", probe=_probe_file()) | {
-        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    }
-    kept = _kept(name, key)
+    kept = known_report(device, bundle)
     if kept is not None and not is_fresh:
         return kept
+    name, key = _entry(device, bundle)
     report, for_s = _probe(device, bundle, timeout_s)
     if report.has_hung and timeout_s < PROBE_S:  # not conclusive: the time was short
         return report if kept is None else replace(kept, has_hung=True)
@@ -62,12 +59,20 @@ def engine_report(
     return report
 
 
-def _kept(name: str, key: dict[str, str]) -> EngineReport | None:
+def known_report(device: str, bundle: Bundle) -> EngineReport | None:
+    """The report of an earlier probe, if it is still valid."""
+    name, key = _entry(device, bundle)
     known = _known.get(name)
     if known is not None and known[0] == key and time.time() < known[2]:
         return known[1]
     cached = read_cached(name, key)
     return None if cached is None else EngineReport(**cached)
+
+
+def _entry(device: str, bundle: Bundle) -> tuple[str, dict[str, str]]:
+    """The name of a report in the cache, and what it depends on."""
+    key = machine_key("onnxruntime", "openvino", probe=_probe_file())
+    return f"engine-{device}-{bundle.structure[:16]}", key | {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
 
 
 def _probe(device: str, bundle: Bundle, timeout_s: float) -> tuple[EngineReport, float | None]:

@@ -28,10 +28,7 @@ class MapOptions:
 
     def settled(self, manifest: Manifest, cols: int, max_strip_px: int = MAX_STRIP_PX) -> MapOptions:
         """The same options with all defaults filled in; raises OptionsUnusable."""
-        # A patch covers half its side around its centre, which may lie anywhere in its cell; a `token` patch's centre
-        # is fixed.
-        widest = manifest.patch_px if manifest.head == "token" else manifest.patch_px // 2
-        strides = [stride for stride in STRIDES if stride <= widest]
+        strides = allowed_strides(manifest)
         stride_px = self.stride_px or min(8 if manifest.head == "token" else 4, strides[-1])
         if stride_px not in strides:
             raise OptionsUnusable(
@@ -54,6 +51,14 @@ class MapOptions:
         votes = (manifest.patch_px // stride_px) ** 2 if manifest.head == "token" and self.blend != "none" else 1
         strip_px = self.strip_px or _strip_px(cols * 4 * (manifest.bands + votes * manifest.classes), max_strip_px)
         return MapOptions(stride_px, self.blend, self.probability_type, strip_px)
+
+
+def allowed_strides(manifest: Manifest) -> list[int]:
+    """Strides at which patches cover every pixel."""
+    # A patch covers half its side around its centre, which may lie anywhere in its cell; a `token` patch's centre is
+    # fixed.
+    widest = manifest.patch_px if manifest.head == "token" else manifest.patch_px // 2
+    return [stride for stride in STRIDES if stride <= widest]
 
 
 def _strip_px(row_bytes: int, max_strip_px: int) -> int:

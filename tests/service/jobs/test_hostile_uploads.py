@@ -19,7 +19,7 @@ from rasterio.io import MemoryFile
 from rasterio.transform import Affine
 
 from hyperscene.service.mapping.gdal import ignore_missing_georeference
-from tests.scenes import WAVELENGTH_LINE, WAVELENGTHS, write_envi, write_tif
+from tests.scenes import GRID, WAVELENGTH_LINE, WAVELENGTHS, write_envi, write_tif
 from tests.server import part, running_server, sleeping_workers, wait_for
 from tests.uploads import (
     ASCII,
@@ -731,6 +731,54 @@ def test_a_header_above_the_setting_is_refused(strict, tif, data):
     with harmless(strict, tif):
         answer = send(strict, ("a.img", data), ("a.hdr", ENVI_HEADER.encode().ljust(5001)))
         refused(strict, answer, 413, "scene_too_large")
+
+
+def sparse_tif(path, rows, cols, **options):
+    """A GeoTIFF without a single block, in the bands of the test bundles."""
+    shape = {"height": rows, "width": cols, "count": 5, "dtype": "int16", "crs": "EPSG:32633", "transform": GRID}
+    tiles = {"tiled": True, "blockxsize": 512, "blockysize": 512, "interleave": "pixel", "SPARSE_OK": True}
+    with rasterio.open(path, "w", driver="GTiff", **shape, **tiles, **options) as file:
+        for band, nm in enumerate(WAVELENGTHS, start=1):
+            file.update_tags(band, wavelength=str(nm), wavelength_units="Nanometers")
+    return path
+
+
+def test_a_large_file_of_absent_blocks_is_known_to_have_no_patch(server, tif, tmp_path):
+    path = sparse_tif(tmp_path / "sparse.tif", 31_000, 31_000)
+    assert path.stat().st_size < 60_000
+    with harmless(server, tif):
+        scene = server.client.post("/scenes", files={"scene": part(path)}).json()
+        assert set(scene["cells_with_data"].values()) == {0}
+        server.client.delete(f"/scenes/{scene['id']}")
+
+
+def test_a_scene_of_absent_blocks_is_mapped_without_a_patch(server, tif, tmp_path):
+    with harmless(server, tif):
+        job = server.submit(sparse_tif(tmp_path / "sparse.tif", 1500, 1000), stride_px="1")
+        finished = server.finished(job)
+        assert (finished["status"], finished["patches_total"], finished["estimated_s"]) == ("successful", 0, 0)
+        assert "no valid pixel" in str(server.client.get(f"/jobs/{job}/results/summary.json").json()["warnings"])
+        server.client.delete(f"/jobs/{job}")
+
+
+@pytest.fixture(scope="module")
+def brief(tmp_path_factory, bundle_folder):
+    """A server for jobs that take a moment."""
+    options = ["--bundles", bundle_folder, "--model", "patch", "--device", "cpu", "--max-job-s", 0.2]
+    with running_server(tmp_path_factory.mktemp("brief") / "data", *options) as running:
+        yield running
+
+
+def test_a_job_that_would_take_too_long_is_refused_with_its_estimate_and_a_remedy(brief, tif, tmp_path):
+    values = np.ones((3000, 3000, 5), "uint8")
+    path = write_tif(tmp_path / "long.tif", values, wavelengths_nm=WAVELENGTHS, compress="deflate")
+    with harmless(brief, tif):
+        for fields in ({"stride_px": "1"}, {"stride_px": "1", "blend": "none"}):
+            answer = brief.client.post("/classify", files={"scene": part(path)}, data=fields)
+            detail = refused(brief, answer, 413, "scene_too_large")
+            assert re.search(r"would take about .* \(9000000 patches, \d+ per second\)", detail)
+            assert "jobs of up to less than a second" in detail
+            assert "crop it" in detail
 
 
 def test_a_full_queue_refuses_uploads_before_they_are_read(strict, tif):

@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -341,3 +342,25 @@ def test_the_expected_start_counts_the_turns_of_others(store):
     waits = [store.seconds_until_start(owner, 1) for owner in ("ben", "cid", "ann")]
     assert waits == pytest.approx([40, 80, 120], abs=5)
     assert store.seconds_until_start("ben", 2) == 0
+
+
+def test_the_unfinished_jobs_of_an_owner_are_limited_by_their_estimates(store):
+    def add(owner, seconds):
+        return store.add_job(replace(a_job(), owner=owner, estimated_s=seconds), 100, max_owner_s=100)
+
+    first = add("ann", 60.0)
+    with pytest.raises(QueueFull, match="about 1 minute and this one 50 seconds; 1 minute and 40 seconds are accepted"):
+        add("ann", 50.0)
+    add("bob", 50.0)
+    store.dismiss(first.id, 60)
+    add("ann", 50.0)
+
+
+def test_the_speed_of_a_model_is_that_of_its_last_jobs(store):
+    assert store.measured_patches_per_s("pixel") is None
+    for patches, seconds in ((100, 1.0), (300, 1.0)):
+        store.add_job(a_job(), 100)
+        job = store.claim("w", 60)
+        summary = {"patches": patches, "valid_pixels": 1, "no_data_pixels": 0, "seconds": {"network": seconds}}
+        assert store.succeed(job, summary, 60)
+    assert store.measured_patches_per_s(job.model) == 200
