@@ -19,7 +19,7 @@ from typing import Any
 
 from rasterio.abc import MultiByteRangeResourceContainer
 
-from hyperscene.errors import SceneUnreadable, ServiceError, SourceUnreachable
+from hyperscene.errors import SceneUnreadable, ServiceError, SourceUnreachable, error_text
 from hyperscene.service.mapping.remote import RemoteName, is_remote, remote_name
 from hyperscene.service.mapping.remote_hosts import RangeRequest, connect, plain_request
 from hyperscene.service.mapping.s3 import sign
@@ -199,7 +199,7 @@ class RemoteFile(MultiByteRangeResourceContainer):  # type: ignore[misc]  # rast
     def _unreachable(self, error: Exception) -> SourceUnreachable:
         if isinstance(error, _Busy):
             return SourceUnreachable(f"{self._name.address} returned status {error}: try again later")
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = getattr(error, "strerror", None) or error_text(error)
         return SourceUnreachable(f"{self._name.address} does not respond ({reason}): check it, or try again later")
 
     def _request(self, first: int, count: int) -> bytes:
