@@ -1,4 +1,11 @@
-"""The positions of a job that the network is computing, in a file that outlives a crash of the worker."""
+"""The positions of a job that an attempt is working on, in a file that outlives a crash of the worker.
+
+After a crash it is known which positions the attempt (lease) had recorded. An attempt that recorded none had not begun
+to work on the job, so its crash does not count. It cannot be known who sent SIGKILL: the kernel for lack of memory,
+which the job may have caused, or someone else. So a crash counts at the positions recorded, and a job fails after
+several crashes at one of them. Kills from outside fail a sound job only if each of them hits it before it has passed the
+same batch, or, in attempts that follow each other, before its first batch.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +15,17 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-FILE_NAME = "mark"  # as in data folders of earlier versions
+PREFIX = "in-flight-"  # followed by the token of the attempt
+OPENING = -1  # while scene and model are opened; mapping.classify has the other positions
 
 
 class InFlight:
-    """Records the batches in flight, each by the number of lattice cells before it; the last ones stay recorded.
+    """Records what one attempt works on: steps, which are negative, and batches in flight."""
 
-    A worker that crashes before its first batch leaves the record of the worker before it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._handle = os.open(folder / FILE_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    def __init__(self, folder: Path, token: str | None) -> None:
+        for earlier in folder.glob(f"{PREFIX}*"):  # their crashes have been counted
+            earlier.unlink(missing_ok=True)
+        self._handle = os.open(folder / f"{PREFIX}{token}", os.O_RDWR | os.O_CREAT, 0o600)
 
     def record(self, positions: Collection[int]) -> None:
         """Overwrite the record; it takes some microseconds, and is done for every batch."""
@@ -32,10 +39,14 @@ class InFlight:
         os.close(self._handle)
 
 
-def read_in_flight(folder: Path) -> frozenset[int]:
-    """The positions recorded in a job's folder; empty if there are none."""
+def read_in_flight(jobs: Path) -> dict[str, frozenset[int]]:
+    """The positions recorded in the folders of all jobs, by the token of the attempt."""
+    return {path.name.removeprefix(PREFIX): _read(path) for path in jobs.glob(f"*/{PREFIX}*")}
+
+
+def _read(path: Path) -> frozenset[int]:
     try:
-        content = (folder / FILE_NAME).read_bytes()
+        content = path.read_bytes()
         (count,) = struct.unpack_from("<q", content)
         return frozenset(struct.unpack_from(f"<{count}q", content, 8))
     except (OSError, struct.error):

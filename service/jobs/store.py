@@ -28,7 +28,6 @@ from hyperscene.service.jobs.records import (
 from hyperscene.service.mapping.classify import MapProgress
 
 MAX_CRASHES = {"worker": 3, "server": 6}  # at the same position of a job
-NOTHING_IN_FLIGHT = -1  # the position of a job whose network was not called yet
 KEPT_EVENTS = 100
 RELEASED: dict[str, Any] = {
     "status": "accepted", "token": None, "lease_until": None, "worker": None, "seconds_left": None,
@@ -259,7 +258,7 @@ class Store(Database):
     def release_after_worker_crash(
         self, worker: str, in_flight: Mapping[str, frozenset[int]], keep_s: float
     ) -> list[JobRecord]:
-        """Release the jobs of a worker that crashed, with the positions that each had in flight.
+        """Release the jobs of a worker that crashed, with the positions that each attempt had in flight, by its token.
 
         A job whose worker crashed three times at the same position fails; the failed jobs are returned.
         """
@@ -291,11 +290,14 @@ class Store(Database):
         failed = []
         for job in (from_row(JobRecord, row) for row in rows):
             # A batch that crashes the process is never finished, so it is in flight at every crash of the job; others
-            # are finished and kept. What other threads had in flight does not matter.
-            positions = [str(position) for position in in_flight.get(job.id) or (NOTHING_IN_FLIGHT,)]
+            # are finished and kept. What other threads had in flight does not matter. An attempt that recorded no
+            # position had not begun to work on the job.
+            positions = in_flight.get(job.token or "", frozenset())
             earlier = job.crash_counts.get(process, {})
-            counts = {position: earlier.get(position, 0) + 1 for position in positions}
-            count = max(counts.values())
+            if max(positions, default=-1) >= 0:  # steps before the first batch do not crash the process
+                earlier = {position: count for position, count in earlier.items() if int(position) >= 0}
+            counts = {str(position): earlier.get(str(position), 0) + 1 for position in positions}
+            count = max(counts.values(), default=0)
             if count >= MAX_CRASHES[process]:
                 error = InferenceFailed(
                     f"the {process} crashed {count} times at the same position of this job (out of memory, or a crash "

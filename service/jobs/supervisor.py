@@ -224,8 +224,8 @@ class Supervisor:
         }
 
     def _read_in_flight(self) -> dict[str, frozenset[int]]:
-        """The positions that each job had in flight."""
-        return {folder.name: read_in_flight(folder) for folder in (self._settings.data / "jobs").iterdir()}
+        """The positions that each attempt had in flight, by its token."""
+        return read_in_flight(self._settings.data / "jobs")
 
     def _retry_write(self, work: Callable[[], Any]) -> Any:
         return retry_write(work, self._is_stopping)

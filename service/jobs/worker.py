@@ -30,7 +30,7 @@ from hyperscene.service import logs
 from hyperscene.service.jobs.database import StoreBusy, retry_write
 from hyperscene.service.jobs.devices import CLUSTER, WorkerDevice, open_device
 from hyperscene.service.jobs.disk import data_path, drop_job, drop_work, flush, flush_folder, version_of
-from hyperscene.service.jobs.in_flight import InFlight
+from hyperscene.service.jobs.in_flight import OPENING, InFlight
 from hyperscene.service.jobs.job_progress import JobProgress
 from hyperscene.service.jobs.records import JobRecord, WorkerRecord
 from hyperscene.service.jobs.store import MAX_CRASHES, Store
@@ -151,11 +151,21 @@ class Worker:
             self._job = None
 
     def _map(self, job: JobRecord) -> None:
+        try:
+            self._settings.strips_folder(job.id).mkdir(parents=True, exist_ok=True)
+            in_flight = InFlight(self._settings.job_folder(job.id), job.token)
+        except OSError as error:
+            raise write_error(error) from error
+        with in_flight:
+            self._map_from(job, in_flight)
+
+    def _map_from(self, job: JobRecord, in_flight: InFlight) -> None:
         settings = self._settings
         scene_record = self._store.scene(job.scene_id)
         if scene_record is None:
             raise InternalError(f"the scene of job {job.id} is gone: send it again")
         self._is_remote = scene_record.href is not None
+        in_flight.record([OPENING])
         scene = open_scene(data_path(settings, scene_record), settings.limits, version=version_of(scene_record))
         assert self._compute is not None
         bundle, engine = self._compute.open_model(job.model, self._note, self._cancelled.is_set)
@@ -166,17 +176,11 @@ class Worker:
             raise Cancelled
         for leftover in settings.job_folder(job.id).glob("attempt-*"):  # of a worker that was killed
             rmtree(leftover, ignore_errors=True)
-        try:
-            settings.strips_folder(job.id).mkdir(parents=True, exist_ok=True)
-            in_flight = InFlight(settings.job_folder(job.id))
-        except OSError as error:
-            raise write_error(error) from error
-        with in_flight:
-            self._progress = JobProgress(job.progress)
-            strips = settings.strips_folder(job.id)
-            control = RunControl(self._progress.report, self._cancelled, strips, in_flight.record)
-            named, options = replace(scene, name=job.scene_name), MapOptions(**job.options)
-            summary = map_scene(named, bundle, engine, attempt, options, control, job.id)
+        self._progress = JobProgress(job.progress)
+        strips = settings.strips_folder(job.id)
+        control = RunControl(self._progress.report, self._cancelled, strips, in_flight.record)
+        named, options = replace(scene, name=job.scene_name), MapOptions(**job.options)
+        summary = map_scene(named, bundle, engine, attempt, options, control, job.id)
         flush_folder(attempt)
         self._retry_write(lambda: self._store_events(job))
         with suppress(ServiceError):  # a short job may end before its first heartbeat

@@ -56,8 +56,10 @@ class MapProgress:
 
 
 Report = Callable[[MapProgress], None]  # calls never overlap
-# Batches that are being classified, or were last, each by the number of lattice cells before it. Calls never overlap.
+# Batches that are being classified, or were last, each by the number of lattice cells before it; all cells after the
+# last one. Before a strip's first batch a negative number: BEFORE_STRIPS minus the strip's index. Calls never overlap.
 ReportInFlight = Callable[[Collection[int]], None]
+BEFORE_STRIPS = -2
 
 
 def report_patches(report: Callable[[int, int], None]) -> Report:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from hyperscene.errors import write_error
 from hyperscene.model.bundle import Bundle, Manifest
 from hyperscene.service.mapping.band_view import BandView, Sample, unit_warning, view_scene
-from hyperscene.service.mapping.classify import RemoteEngine, RunControl
+from hyperscene.service.mapping.classify import BEFORE_STRIPS, RemoteEngine, RunControl
 from hyperscene.service.mapping.engines import Engine
-from hyperscene.service.mapping.lattice import Strip
+from hyperscene.service.mapping.lattice import Plan, Strip
 from hyperscene.service.mapping.metadata import Tally, make_item, make_summary, write_json, write_preview, write_style
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.output import check_output, move_results, require_space, temporary_output
@@ -61,10 +61,11 @@ def map_scene(
             checkpoint = open_checkpoint(control.checkpoint, scene, bundle, engine, options)
         mapper = StripMapper(engine, manifest, plan, options.blend, clock, control, checkpoint)
         with MapWriter(folder, scene, manifest, options.probability_type) as writer:
-            for strip in _strips_in_order(mapper, view, plan.strips, options.probability_type, checkpoint):
+            for strip in _strips_in_order(mapper, view, plan, options.probability_type, checkpoint, control):
                 with clock.stage("write"):
                     writer.write(strip)
                     tally.add(strip)
+        control.report_in_flight([plan.cells])
         with clock.stage("read"):
             unusual = unit_warning(_spectra(view, mapper.sample), manifest)
             require_unchanged(scene)
@@ -109,13 +110,15 @@ def open_checkpoint(
 def _strips_in_order(
     mapper: StripMapper,
     view: BandView,
-    strips: Sequence[Strip],
+    plan: Plan,
     probability_type: ProbabilityType,
     checkpoint: Checkpoint | None,
+    control: RunControl,
 ) -> Iterator[StoredStrip]:
     """Every strip: from the checkpoint if it is there, otherwise mapped."""
-    start = patches = 0
+    start, patches, strips = 0, 0, plan.strips
     while start < len(strips):
+        control.report_in_flight([BEFORE_STRIPS - strips[start].index])
         if checkpoint and (saved := checkpoint.load(strips[start].index)):
             yield saved
             patches += saved.patches

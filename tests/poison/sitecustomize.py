@@ -3,7 +3,8 @@
 A process kills itself when it classifies, draws or reads a pixel of value POISON. Pixels of value SLOW take time, and
 those of value HESITATION the first time only, until the file named by HESITATED exists. Cluster workers are affected if
 CLUSTER_POISON is set: with `memory`, `engine` or `task` they fail at slow pixels, with `without NAME` they refuse the
-bundle NAME.
+bundle NAME. With CRASH_AFTER_CLAIM=FILE a worker kills itself right after it claimed a job, as often as the number in
+that file says; with CRASH_AT_OPENING whenever it opens a scene.
 """
 
 import os
@@ -34,6 +35,26 @@ if "hyperscene.service.jobs.worker" in sys.orig_argv or "CLUSTER_POISON" in os.e
         return probabilities(self, cube, centers)
 
     CpuEngine.probabilities = crash_on_poison
+
+if "CRASH_AFTER_CLAIM" in os.environ:
+    from hyperscene.service.jobs.store import Store
+
+    claim = Store.claim
+
+    def crash_after_claim(self, *arguments):
+        job, file = claim(self, *arguments), Path(os.environ["CRASH_AFTER_CLAIM"])
+        left = int(file.read_text())
+        if job is not None and left:
+            file.write_text(str(left - 1))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return job
+
+    Store.claim = crash_after_claim
+
+if "CRASH_AT_OPENING" in os.environ and "hyperscene.service.jobs.worker" in sys.orig_argv:
+    from hyperscene.service.mapping import scenes as opened
+
+    opened.open_scene = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 
 if os.environ.get("CLUSTER_POISON") == "task":
     from hyperscene.service.cluster import worker_pool

@@ -77,6 +77,26 @@ def test_a_scene_that_always_crashes_its_worker_fails_after_three_attempts(
         assert server.finished(waiting)["status"] == "successful"
 
 
+def test_a_worker_that_is_killed_before_it_works_on_a_job_does_not_fail_it(tmp_path, bundle_folder, small_scene):
+    kills = tmp_path / "kills"
+    kills.write_text("4")
+    options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu")
+    poisoning = {"PYTHONPATH": POISON_PATH, "CRASH_AFTER_CLAIM": str(kills)}
+    with running_server(tmp_path / "data", *options, **poisoning) as server:
+        job = server.finished(server.submit(small_scene))
+        assert (job["status"], job["resumes"], kills.read_text()) == ("successful", 4, "0")
+
+
+def test_a_scene_that_crashes_its_worker_when_it_is_opened_fails_after_three_attempts(
+    tmp_path, bundle_folder, small_scene
+):
+    options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu")
+    poisoning = {"PYTHONPATH": POISON_PATH, "CRASH_AT_OPENING": "1"}
+    with running_server(tmp_path / "data", *options, **poisoning) as server:
+        failed = server.finished(server.submit(small_scene))
+        assert (failed["problem"]["code"], failed["resumes"]) == ("inference_failed", 2)
+
+
 def test_a_job_resumes_from_its_strips_after_sigterm(tmp_path, long_scene):
     options = ("--device", "cpu", "--strip-px", 16)
     with running_server(tmp_path / "data", *options) as server:

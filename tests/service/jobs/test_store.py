@@ -109,7 +109,7 @@ def test_a_job_whose_worker_crashes_three_times_at_one_position_fails(store):
     store.add_job(a_job(), 100)
     for _ in range(3):
         held = store.claim("a", 10)
-        store.release_after_worker_crash("a", {held.id: frozenset({50, 60})}, KEEP_S)
+        store.release_after_worker_crash("a", {held.token: frozenset({50, 60})}, KEEP_S)
     job = store.job(held.id)
     assert (job.status, job.error_code) == ("failed", "inference_failed")
     assert job.id in job.error_detail
@@ -121,29 +121,42 @@ def test_a_job_whose_worker_crashes_three_times_at_one_position_fails(store):
         ({0, 120}, {120, 136}, {16, 120}),  # other threads were at other positions
         ({0, 120}, {136}, {120}, {120}),  # one crashed before it recorded its position
         ({100}, {120}, {100}, {120}, {100}),  # alternating between two devices with other batches
-        (set(), set(), set()),  # before the first batch
+        ({-1}, {-1}, {-1}),  # while the scene is opened
+        ({16}, {-2}, {16}, {-2}, {16}),  # the file is read ahead of the network, which is not always called yet
     ],
 )
 def test_three_crashes_at_the_same_position_fail_a_job(store, crashes):
     store.add_job(a_job(), 100)
     for positions in crashes:
         held = store.claim("a", 10)
-        store.release_after_worker_crash("a", {held.id: frozenset(positions)}, KEEP_S)
+        store.release_after_worker_crash("a", {held.token: frozenset(positions)}, KEEP_S)
     assert store.job(held.id).status == "failed"
+
+
+def test_the_record_of_an_earlier_attempt_does_not_count_for_a_later_one(store):
+    store.add_job(a_job(), 100)
+    first = store.claim("a", 10)
+    for _ in range(4):
+        store.release_after_worker_crash("a", {first.token: frozenset({50})}, KEEP_S)
+        held = store.claim("a", 10)
+    assert held.status == "running"
+    assert held.worker_crashes == 1
 
 
 @pytest.mark.parametrize(
     "crashes",
     [
         [{16 * batch, 16 * batch + 16} for batch in range(8)],  # one batch further each time
-        [set(), {0}, {0}, {16}, {16}, {32}, {32}],  # twice at each position, or before the next batch
+        [{-1}, {0}, {0}, {16}, {16}, {32}, {32}],  # twice at each position, or before the next batch
+        [set()] * 5,  # before any work was begun
+        [{-1}, {-1}, {0}, {-1}, {-1}, {16}, {-1}],  # never three times without reaching a batch
     ],
 )
 def test_a_job_that_advances_between_crashes_does_not_fail(store, crashes):
     store.add_job(a_job(), 100)
     for positions in crashes:
         held = store.claim("a", 10)
-        store.release_after_worker_crash("a", {held.id: frozenset(positions)}, KEEP_S)
+        store.release_after_worker_crash("a", {held.token: frozenset(positions)}, KEEP_S)
     assert store.job(held.id).status == "accepted"
 
 
@@ -151,11 +164,11 @@ def test_a_job_fails_after_six_server_crashes_at_one_position(store):
     store.add_job(a_job(), 100)
     for crash in range(5):
         held = store.claim("a", 10)
-        assert store.release_after_server_crash({held.id: frozenset({50})}, KEEP_S) == [], crash
+        assert store.release_after_server_crash({held.token: frozenset({50})}, KEEP_S) == [], crash
     assert store.job(held.id).status == "accepted"
     assert not store.succeed(held, SUMMARY, KEEP_S)
     held = store.claim("a", 10)
-    failed = store.release_after_server_crash({held.id: frozenset({50})}, KEEP_S)  # it takes the machine down
+    failed = store.release_after_server_crash({held.token: frozenset({50})}, KEEP_S)  # it takes the machine down
     assert [job.id for job in failed] == [held.id]
     assert store.job(held.id).error_code == "inference_failed"
 

@@ -58,21 +58,23 @@ def test_progress_of_an_earlier_run_is_shown():
     assert progress.reached == MapProgress(500, 1000, 400)
 
 
-def test_positions_in_flight_can_be_read_after_a_crash(tmp_path):
-    assert read_in_flight(tmp_path) == set()
-    in_flight = InFlight(tmp_path)
+def test_positions_in_flight_belong_to_the_attempt_that_recorded_them(tmp_path):
+    job = tmp_path / "job"
+    job.mkdir()
+    in_flight = InFlight(job, "first")
+    assert read_in_flight(tmp_path) == {"first": set()}
     in_flight.record([16, 48, 32])
-    assert read_in_flight(tmp_path) == {16, 32, 48}
     in_flight.record([48])
-    assert read_in_flight(tmp_path) == {48}
-    InFlight(tmp_path)  # the next worker, before its first batch
-    assert read_in_flight(tmp_path) == {48}
+    assert read_in_flight(tmp_path) == {"first": {48}}
+    InFlight(job, "second")
+    assert read_in_flight(tmp_path) == {"second": set()}
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01", b"\xff" * 16, struct.pack("<qq", 120, 32)])
 def test_a_damaged_record_of_positions_is_empty(tmp_path, content):
-    (tmp_path / "mark").write_bytes(content)
-    assert read_in_flight(tmp_path) == set()
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "in-flight-a").write_bytes(content)
+    assert read_in_flight(tmp_path) == {"a": set()}
 
 
 def test_a_network_without_progress_is_stalled_from_the_start():

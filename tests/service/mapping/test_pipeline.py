@@ -27,7 +27,7 @@ from hyperscene.model.bundle import Bundle, load_bundle
 from hyperscene.service.mapping import output as output_module
 from hyperscene.service.mapping import strip_mapper
 from hyperscene.service.mapping.band_view import PixelRows
-from hyperscene.service.mapping.classify import MapProgress, RunControl
+from hyperscene.service.mapping.classify import BEFORE_STRIPS, MapProgress, RunControl
 from hyperscene.service.mapping.engines import CpuEngine, make_engine
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.output import RESULTS
@@ -411,8 +411,9 @@ def test_batches_in_flight_are_reported_whenever_they_change(tmp_path):
     run_map(tmp_path, small_scene(tmp_path / "s.tif"), control=control)
     # 15 x 10 cells, in batches of 4 x 4
     starts = {40 * row + 4 * col * cell_rows for row, cell_rows in enumerate((4, 4, 4, 3)) for col in range(3)}
-    assert set.union(*reported) == starts
+    assert set.union(*reported) == starts | {BEFORE_STRIPS, 15 * 10}
     assert {len(now) for now in reported} <= {1, 2}  # never none: the last batch stays
+    assert (reported[0], reported[-1]) == ({BEFORE_STRIPS}, {15 * 10})
 
 
 def test_progress_never_goes_back(tmp_path):
