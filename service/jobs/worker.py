@@ -48,7 +48,8 @@ BEAT_S = 0.5
 RETRY_S = 10.0  # between attempts to open a device that is not available
 STANDARD_INPUT = 0
 STUCK = 3  # exit code of a worker that hangs
-CANCEL_S = 3.0  # that a cancelled job may take to end while it reads from a remote host
+# That a cancelled job may take to end; it takes a fraction of a second, unless a library or a remote host hangs.
+CANCEL_S, REMOTE_CANCEL_S = 8.0, 3.0
 MAX_SOURCE_TRIES, SOURCE_WAIT_S = 4, 5.0  # for a remote host that does not respond
 
 
@@ -291,11 +292,12 @@ class Worker:
 
     def _end_if_not_cancelled(self, job: JobRecord) -> None:
         """End the process: reading from a host that does not respond cannot be cancelled in another way."""
-        if not self._is_remote or not self._cancelled.is_set() or self._is_stopping.is_set():
+        if not self._cancelled.is_set() or self._is_stopping.is_set():
             return
         self._cancelled_since = self._cancelled_since or time.monotonic()
-        if time.monotonic() - self._cancelled_since > CANCEL_S:
-            log.warning("the scene's host does not respond: ending", extra={"worker": self._name, "job_id": job.id})
+        if time.monotonic() - self._cancelled_since > (REMOTE_CANCEL_S if self._is_remote else CANCEL_S):
+            what = "the scene's host does not respond" if self._is_remote else "a dismissed job cannot be cancelled"
+            log.warning("%s: ending", what, extra={"worker": self._name, "job_id": job.id})
             os._exit(STUCK)
 
     def _note(self, text: str) -> None:

@@ -14,6 +14,7 @@ from rasterio.windows import Window
 from hyperscene.errors import BandsMissing
 from hyperscene.model.bundle import Manifest
 from hyperscene.model.spectra import BandMatch, BandMismatch, Wavelengths, match_bands
+from hyperscene.service.mapping.prefetch import Stop
 from hyperscene.service.mapping.scenes import Scene, SceneReader, open_pixels
 
 # The range of values is estimated from so many rows, spread over the scene, and columns.
@@ -64,34 +65,48 @@ class BandView:
     fill: NDArray[np.float32]  # replaces invalid pixels inside a patch
 
     @contextmanager
-    def open(self, sample: Sample | None = None) -> Iterator[BandViewReader]:
+    def open(self, sample: Sample | None = None, stop: Stop | None = None) -> Iterator[BandViewReader]:
         """A reader for one thread; what it reads is added to the sample."""
         with open_pixels(self.scene) as pixels:
-            yield BandViewReader(self, pixels, sample)
+            yield BandViewReader(self, pixels, sample, stop or Stop())
 
 
 class BandViewReader:
     """Reads rows in the bundle's bands; made by `BandView.open`."""
 
-    def __init__(self, view: BandView, pixels: SceneReader, sample: Sample | None = None) -> None:
+    def __init__(self, view: BandView, pixels: SceneReader, sample: Sample | None, stop: Stop) -> None:
         self._view = view
         self._pixels = pixels
         self._sample = sample
+        self._stop = stop
         # Pixels by row with values that no sensor measures: most likely undeclared no-data values.
         self.absurd_in_row: dict[int, int] = {}
 
     def read(self, top: int, bottom: int) -> PixelRows:
         """Rows top..bottom, in the bundle's bands."""
-        cube, valid = self._pixels.read(Window(0, top, self._view.scene.cols, bottom - top))
-        if self._view.scene.dtype.startswith("float"):
-            is_absurd = valid & (np.abs(cube).max(axis=-1) > LARGEST_VALUE)
-            for row in np.flatnonzero(is_absurd.any(axis=-1)):
-                self.absurd_in_row[top + int(row)] = int(is_absurd[row].sum())
-            valid &= ~is_absurd
-        pixels = PixelRows(top, fit_bands(cube, valid, self._view.match.weights, self._view.fill), valid)
+        shape = bottom - top, self._view.scene.cols
+        cube, valid = np.empty((*shape, len(self._view.fill)), np.float32), np.empty(shape, bool)
+        for row in range(top, bottom):
+            self.absurd_in_row.pop(row, None)  # of an earlier read
+        for window in self._pixels.windows(top, bottom):
+            self._stop.raise_if_cancelled()
+            rows, cols = (slice(start - first, stop - first) for (start, stop), first in
+                          zip(window.toranges(), (top, 0), strict=True))  # fmt: skip
+            cube[rows, cols], valid[rows, cols] = self._read_part(window)
+        pixels = PixelRows(top, cube, valid)
         if self._sample is not None:
             self._sample.add(pixels)
         return pixels
+
+    def _read_part(self, window: Window) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        cube, valid = self._pixels.read(window)
+        if self._view.scene.dtype.startswith("float"):
+            is_absurd = valid & (np.abs(cube).max(axis=-1) > LARGEST_VALUE)
+            for row in np.flatnonzero(is_absurd.any(axis=-1)):
+                at = window.row_off + int(row)
+                self.absurd_in_row[at] = self.absurd_in_row.get(at, 0) + int(is_absurd[row].sum())
+            valid &= ~is_absurd
+        return fit_bands(cube, valid, self._view.match.weights, self._view.fill), valid
 
 
 def fit_bands(

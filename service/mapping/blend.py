@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hyperscene.service.mapping.band_view import PixelRows
 from hyperscene.service.mapping.lattice import BatchRow, Plan
+from hyperscene.service.mapping.prefetch import Stop
 
 Blend = Literal["angle", "linear", "none"]
 BLENDS: tuple[Blend, ...] = get_args(Blend)
@@ -37,9 +38,10 @@ class Blender:
     A pixel's votes are added in lattice order, whatever the strips: the result is the same to the byte.
     """
 
-    def __init__(self, plan: Plan, blend: Blend, classes: int, top: int) -> None:
+    def __init__(self, plan: Plan, blend: Blend, classes: int, top: int, stop: Stop | None = None) -> None:
         self._plan = plan
         self._blend = blend
+        self._stop = stop or Stop()
         self._top = top  # the first row not returned yet
         self._total = np.zeros((0, plan.lattice.cols, classes), np.float32)
         self._weight = np.zeros((0, plan.lattice.cols), np.float32)
@@ -102,6 +104,7 @@ class Blender:
         centers, votes = predictions.row.centers[has_patch], predictions.probabilities[has_patch]
         for row in range(2 * half):
             for col in range(2 * half):
+                self._stop.raise_if_cancelled()
                 weight = nearness(np.array(row - half), half) * nearness(np.array(col - half), half)
                 self._add_at(
                     centers[:, 0] + row - half,
@@ -118,6 +121,7 @@ class Blender:
         floats = centers * max(BLOCK_PX**2, 0 if spectra is None else spectra.unit.shape[-1])
         step = max(1, CHUNK_FLOATS // floats)
         for first in range(0, blocks, step):
+            self._stop.raise_if_cancelled()
             self._add_some_blocks(block_top, np.arange(first, min(first + step, blocks)), predictions, spectra)
 
     def _add_some_blocks(
@@ -158,12 +162,13 @@ class Directions:
     unit: NDArray[np.float32]  # (rows, cols, bands)
 
     @classmethod
-    def of(cls, pixels: PixelRows) -> Directions:
+    def of(cls, pixels: PixelRows, stop: Stop) -> Directions:
         """Directions of all pixels; the first and last row need a further row, unless the scene ends there."""
         rows = len(pixels.cube)
         smooth = np.empty_like(pixels.cube)
         above, own = np.zeros_like(smooth[0]), _unit(pixels.cube[0]) * pixels.valid[0, :, None]
         for row in range(rows):  # a row at a time stays in the cache
+            stop.raise_if_cancelled()
             below = np.zeros_like(own)
             if row + 1 < rows:
                 below = _unit(pixels.cube[row + 1]) * pixels.valid[row + 1, :, None]

@@ -281,6 +281,7 @@ class LocalClassifier(Classifier):
         return [self._begin_row(strip_input.pixels, batch_row) for batch_row in strip_input.batch_rows]
 
     def _begin_row(self, pixels: PixelRows, batch_row: int) -> PendingBatchRow:
+        self._run.stop.raise_if_cancelled()
         row = self._place_patches(pixels, batch_row)
         submit = self._callers.submit
         calls = [

@@ -13,7 +13,14 @@ from rasterio.windows import Window
 from hyperscene.errors import write_error
 from hyperscene.service.mapping.band_view import all_bands_view, sample_pixels
 from hyperscene.service.mapping.gdal import GDAL_ERRORS
-from hyperscene.service.mapping.rasters import GDAL_ENV, create_plain, optimise, plain_name, require_complete
+from hyperscene.service.mapping.rasters import (
+    GDAL_ENV,
+    create_plain,
+    declare_nodata,
+    optimise,
+    plain_name,
+    require_complete,
+)
 from hyperscene.service.mapping.scenes import Scene
 
 Bands = tuple[int, int, int]
@@ -50,7 +57,7 @@ def write_picture(scene: Scene, bands: Bands, folder: Path, threads: int = 1) ->
         low, high = np.percentile(spectra, (LOW_PERCENT, HIGH_PERCENT), axis=0) if len(spectra) else np.zeros((2, 3))
         try:
             with rasterio.Env(**GDAL_ENV):
-                with create_plain(plain, scene, 3, "uint8", NO_DATA, photometric="rgb") as file:
+                with create_plain(plain, scene, 3, "uint8", photometric="rgb") as file:
                     step = max(1, min(STRIP_ROWS, STRIP_VALUES // (3 * scene.cols)))
                     for top in range(0, scene.rows, step):
                         strip = pixels.read(top, min(top + step, scene.rows))
@@ -58,6 +65,7 @@ def write_picture(scene: Scene, bands: Bands, folder: Path, threads: int = 1) ->
                         window = Window(0, top, scene.cols, len(colors))
                         file.write(np.moveaxis(colors, -1, 0), window=window)
                 require_complete(file)
+                declare_nodata(plain, NO_DATA)
         except GDAL_ERRORS as error:
             raise write_error(error) from error
     optimise(folder, PICTURE_NAME, threads)

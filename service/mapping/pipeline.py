@@ -7,7 +7,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from hyperscene.service.mapping.lattice import Plan, Strip
 from hyperscene.service.mapping.metadata import Tally, make_item, make_summary, write_json, write_preview, write_style
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.output import check_output, move_results, require_space, temporary_output
-from hyperscene.service.mapping.prefetch import Cancelled, StageClock
-from hyperscene.service.mapping.rasters import RASTERS, MapWriter, optimise
+from hyperscene.service.mapping.prefetch import StageClock, Stop
+from hyperscene.service.mapping.rasters import RASTERS, MapWriter, empty, optimise
 from hyperscene.service.mapping.remote import is_remote
 from hyperscene.service.mapping.scenes import Scene, require_unchanged
 from hyperscene.service.mapping.strip_mapper import StripMapper, plan_scene
@@ -55,7 +55,7 @@ def map_scene(
         check_output(scene.path, output)
     with temporary_output(output) as folder:
         require_space(folder, scene, manifest, options, control.checkpoint)
-        tally = Tally(scene, manifest)
+        tally, stop = Tally(scene, manifest), Stop(control.cancelled)
         checkpoint = None
         if control.checkpoint is not None:
             checkpoint = open_checkpoint(control.checkpoint, scene, bundle, engine, options)
@@ -65,14 +65,15 @@ def map_scene(
                 with clock.stage("write"):
                     writer.write(strip)
                     tally.add(strip)
+                stop.raise_if_cancelled()
         control.report_in_flight([plan.cells])
         with clock.stage("read"):
-            unusual = unit_warning(_spectra(view, mapper.sample), manifest)
+            unusual = unit_warning(_spectra(view, mapper.sample, stop), manifest)
             require_unchanged(scene)
         warnings += [*([unusual] if unusual else []), *tally.warnings()]
         with clock.stage("optimise"):
             for name in RASTERS:
-                _until_cancelled(control.cancelled, optimise, folder, name, engine.callers)
+                _optimise_until_cancelled(stop, folder, name, engine.callers)
             write_preview(folder / "preview.png", folder / "classes.tif")
         write_style(folder / "classes.qml", manifest)
         summary = make_summary(scene, bundle, engine, tally, warnings, settings=asdict(options))
@@ -83,10 +84,10 @@ def map_scene(
     return summary
 
 
-def _spectra(view: BandView, sample: Sample) -> NDArray[np.float32]:
+def _spectra(view: BandView, sample: Sample, stop: Stop) -> NDArray[np.float32]:
     """The sample taken while the scene was read; rows that came from a checkpoint are read now."""
     if not sample.is_complete:
-        with view.open() as pixels:
+        with view.open(stop=stop) as pixels:
             sample.complete(pixels)
     return sample.spectra
 
@@ -130,6 +131,7 @@ def _strips_in_order(
         missing = strips[start:end]
         for strip, mapped in zip(missing, mapper.map_view(view, missing, patches), strict=True):
             stored = mapped.stored(probability_type)
+            Stop(control.cancelled).raise_if_cancelled()
             if checkpoint:
                 _save_strip(checkpoint, strips, strip.index, stored)
             yield stored
@@ -153,13 +155,13 @@ def _band_warnings(view: BandView, manifest: Manifest) -> list[str]:
     return []
 
 
-def _until_cancelled(cancelled: threading.Event, work: Callable[..., None], *arguments: Any) -> None:
-    """Run work that cannot be stopped in a thread, and abandon it when cancelled: its folder is removed."""
+def _optimise_until_cancelled(stop: Stop, folder: Path, name: str, threads: int) -> None:
+    """Make a COG in a thread, which loses its input when the run is cancelled: the folder is removed anyway."""
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            work(*arguments)
+            optimise(folder, name, threads)
         except BaseException as error:
             failed.append(error)
 
@@ -167,8 +169,9 @@ def _until_cancelled(cancelled: threading.Event, work: Callable[..., None], *arg
     thread.start()
     while thread.is_alive():
         thread.join(0.1)
-        if cancelled.is_set():
-            raise Cancelled
+        if stop.is_cancelled():
+            empty(folder)
+    stop.raise_if_cancelled()
     if failed:
         raise failed[0]
 

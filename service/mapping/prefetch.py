@@ -34,6 +34,11 @@ class Stop:
         """Whether the run was cancelled; otherwise a stage has failed and its error follows."""
         return self._cancelled.is_set()
 
+    def raise_if_cancelled(self) -> None:
+        """Called in loops that may take longer than a user should wait."""
+        if self._cancelled.is_set():
+            raise Cancelled
+
     def is_set(self) -> bool:
         """Whether to end; every stage checks it often."""
         return self._is_left.is_set() or self._cancelled.is_set()

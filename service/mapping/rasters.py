@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,6 +35,7 @@ class MapWriter:
         self._type = probability_type
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
+        self._nodata: dict[Path, float] = {}
 
     def __enter__(self) -> MapWriter:
         with self._stack as stack:  # closes the files if an error is raised here
@@ -56,6 +58,7 @@ class MapWriter:
         if error is None:
             for file in self._files.values():
                 require_complete(file)
+                declare_nodata(Path(file.name), self._nodata[Path(file.name)])
 
     def write(self, strip: StoredStrip) -> None:
         """Write a strip."""
@@ -69,7 +72,8 @@ class MapWriter:
             raise write_error(error) from error
 
     def _open(self, name: str, bands: int, dtype: str, nodata: float) -> None:
-        file = create_plain(plain_name(self._folder, name), self._scene, bands, dtype, nodata)
+        self._nodata[plain_name(self._folder, name)] = nodata
+        file = create_plain(plain_name(self._folder, name), self._scene, bands, dtype)
         self._files[name] = self._stack.enter_context(file)
 
     def _describe(self) -> None:
@@ -95,17 +99,19 @@ def plain_name(folder: Path, name: str) -> Path:
     return folder / f"plain_{name}"
 
 
-def create_plain(
-    path: Path, scene: Scene, bands: int, dtype: str, nodata: float, photometric: str = "minisblack"
-) -> Any:
-    """A new raster with the scene's size and georeference, open for writing."""
+def create_plain(path: Path, scene: Scene, bands: int, dtype: str, photometric: str = "minisblack") -> Any:
+    """A new raster with the scene's size and georeference, open for writing.
+
+    It has no no-data value yet: GDAL would fill all missing blocks with it when the file is closed, gigabytes after a
+    run that was cancelled, and Python could do nothing else meanwhile. Zeros take no time.
+    """
     georeference: dict[str, Any] = {"crs": scene.crs, "transform": scene.transform}
     if scene.gcps:
         georeference = {"crs": scene.crs or CRS(), "gcps": list(scene.gcps)}
     # Without tiles and compression, because it is written once and read once; the COG has both.
     with ignore_missing_georeference():
         return rasterio.open(
-            path, "w", driver="GTiff", height=scene.rows, width=scene.cols, count=bands, dtype=dtype, nodata=nodata,
+            path, "w", driver="GTiff", height=scene.rows, width=scene.cols, count=bands, dtype=dtype,
             interleave="pixel", bigtiff="if_safer", photometric=photometric, **georeference,
         )  # fmt: skip
 
@@ -115,6 +121,26 @@ def require_complete(file: Any) -> None:
     least = file.count * file.height * file.width * np.dtype(file.dtypes[0]).itemsize
     if Path(file.name).stat().st_size < least:
         raise disk_full_error()
+
+
+def declare_nodata(path: Path, nodata: float) -> None:
+    """Set the no-data value of a complete plain raster."""
+    try:
+        with rasterio.Env(**GDAL_ENV), ignore_missing_georeference():
+            with rasterio.open(path, "r+", driver="GTiff") as file:
+                file.nodata = nodata
+            with rasterio.open(path, driver="GTiff") as file:
+                if file.nodata is None:
+                    raise disk_full_error()
+    except GDAL_ERRORS as error:
+        raise write_error(error) from error
+
+
+def empty(folder: Path) -> None:
+    """Truncate all files of a folder: GDAL cannot be told to end its work, but ends with an error without its input."""
+    for path in folder.iterdir():
+        with suppress(OSError):  # GDAL deletes its temporary files itself
+            os.truncate(path, 0)
 
 
 def optimise(folder: Path, name: str, threads: int) -> None:

@@ -44,6 +44,9 @@ from hyperscene.service.mapping.scene_checks import (
 from hyperscene.service.mapping.scene_files import FORMATS, locate
 from hyperscene.service.mapping.tiff import read_block_map
 
+# Values read at once, so that reading can be cancelled; of a tiled file, as many columns as if so many rows were read.
+PART_VALUES, PART_ROWS = 1 << 24, 64
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -225,6 +228,24 @@ class SceneReader:
         self._dataset = dataset
         self._scales, self._offsets = scene.scales.astype(np.float32), scene.offsets.astype(np.float32)
         self._is_plain = bool((self._scales == 1).all() and (self._offsets == 0).all())
+
+    def windows(self, top: int, bottom: int) -> Iterator[Window]:
+        """The rows in parts, each read within a fraction of a second; few parts cut a block of the file.
+
+        Where the parts of a row begin does not depend on the rows.
+        """
+        rows, cols = self._dataset.block_shapes[0]
+        width = self._scene.cols
+        if cols < width:
+            step = cols * max(1, PART_VALUES // (PART_ROWS * cols * self._dataset.count))
+            for left in range(0, width, step):
+                yield Window(left, top, min(step, width - left), bottom - top)
+            return
+        step = rows * max(1, PART_VALUES // (rows * width * self._dataset.count))
+        while top < bottom:
+            end = min(bottom, top // step * step + step)
+            yield Window(0, top, width, end - top)
+            top = end
 
     def read(self, window: Window | None = None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Values (rows, cols, bands), and which pixels (rows, cols) are valid."""

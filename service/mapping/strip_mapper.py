@@ -24,7 +24,7 @@ from hyperscene.service.mapping.classify import (
 from hyperscene.service.mapping.engines import Engine
 from hyperscene.service.mapping.lattice import Lattice, Plan, Strip, plan_mapping
 from hyperscene.service.mapping.options import MapOptions
-from hyperscene.service.mapping.prefetch import Cancelled, StageClock, Stop, prefetch
+from hyperscene.service.mapping.prefetch import StageClock, Stop, prefetch
 from hyperscene.service.mapping.strips import Checkpoint, MappedStrip
 
 
@@ -63,7 +63,7 @@ class StripMapper:
         """Strips of a scene on disk, read by a separate thread; the strips above have `patches_before`."""
 
         def inputs() -> Generator[StripInput, None, None]:
-            with view.open(self.sample) as pixels:
+            with view.open(self.sample, self._stop) as pixels:
                 self._absurd_in_row = pixels.absurd_in_row
                 yield from self._read(pixels, strips)
 
@@ -83,11 +83,9 @@ class StripMapper:
             mapped = prefetch(self._blend_strips(predictions, strips[0].top), self._stop)
             try:
                 for strip in mapped:
-                    if self._stop.is_cancelled():
-                        raise Cancelled
+                    self._stop.raise_if_cancelled()
                     yield strip
-                if self._stop.is_cancelled():  # before the first strip or between two: the stages end without an error
-                    raise Cancelled
+                self._stop.raise_if_cancelled()  # before or between strips: the stages end without an error
             finally:
                 mapped.close()
 
@@ -103,17 +101,16 @@ class StripMapper:
     def _blend_strips(
         self, classified: Generator[StripPredictions, None, None], top: int
     ) -> Generator[MappedStrip, None, None]:
-        blender = Blender(self._plan, self._blend, self._run.manifest.classes, top)
+        blender = Blender(self._plan, self._blend, self._run.manifest.classes, top, self._stop)
         patches: dict[int, int] = {}  # by the batch row's first pixel row
         try:
             for item in classified:
                 with self._clock.stage("blend"):
                     strip, pixels = item.input.strip, item.input.pixels
                     has_votes = any(predictions.row.has_patch.any() for predictions in item.predictions)
-                    spectra = Directions.of(pixels) if self._blend == "angle" and has_votes else None
+                    spectra = Directions.of(pixels, self._stop) if self._blend == "angle" and has_votes else None
                     for predictions in item.predictions:
-                        if self._stop.is_cancelled():
-                            raise Cancelled
+                        self._stop.raise_if_cancelled()
                         blender.add(predictions, spectra)
                         patches[predictions.row.index * self._plan.batch_row_px] = int(predictions.row.has_patch.sum())
                     rows = range(strip.top, strip.bottom)
