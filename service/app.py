@@ -30,8 +30,8 @@ from hyperscene.service.api.page import SECURITY_HEADERS, add_page
 from hyperscene.service.api.problems import UnexpectedErrors, add_exception_handlers, problems
 from hyperscene.service.api.processes import OPENAPI_TYPE
 from hyperscene.service.jobs.admission import Admission
-from hyperscene.service.jobs.database import StoreUnusable
-from hyperscene.service.jobs.disk import sweep
+from hyperscene.service.jobs.adoption import open_store, sweep
+from hyperscene.service.jobs.disk import close_to_others
 from hyperscene.service.jobs.inspector import Inspector
 from hyperscene.service.jobs.layers import LayerReader
 from hyperscene.service.jobs.models import Models, load_models
@@ -135,29 +135,23 @@ class Resources:
 @contextmanager
 def open_resources(settings: Settings) -> Generator[Resources, None, None]:
     """Lock the data folder, open its store and read all bundles; raises if one of them cannot be used."""
-    with _locked_data_folder(settings):
+    with locked_data_folder(settings):
         inspector = Inspector()
         try:
             found = load_models(settings.bundles, settings.model, inspector.inspect_bundle)
-            yield Resources(inspector, found, _open_store(settings))
+            yield Resources(inspector, found, open_store(settings))
         finally:
             inspector.close()
 
 
-def _open_store(settings: Settings) -> Store:
-    if not settings.database.exists() and any(any((settings.data / name).iterdir()) for name in ("scenes", "jobs")):
-        raise StoreUnusable(
-            f"{settings.data} holds scenes or jobs, but {settings.database.name} is missing: restore it, or use "
-            "another data folder"
-        )
-    return Store(settings.database)
-
-
 @contextmanager
-def _locked_data_folder(settings: Settings) -> Generator[None, None, None]:
+def locked_data_folder(settings: Settings) -> Generator[None, None, None]:
+    """The data folder, for this process only; what is in it is closed to other users."""
     try:
-        for name in ("scenes", "jobs", "incoming"):
-            (settings.data / name).mkdir(parents=True, exist_ok=True)
+        settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in ("scenes", "jobs", "incoming", "workers", "quarantine"):
+            (settings.data / name).mkdir(mode=0o700, exist_ok=True)
+        close_to_others(settings)
         lock = (settings.data / "lock").open("w")
     except OSError as error:
         raise OutputUnwritable(

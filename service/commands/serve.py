@@ -43,6 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the server."""
+    os.umask(0o077)  # all files of the service and its child processes are closed to other users
     settings = read_settings({name: getattr(options, name) for name in Settings.model_fields})
     set_up_logs(settings.log_level)
     listener = listen(settings)

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from shutil import disk_usage, rmtree
 from typing import Any
@@ -30,7 +31,8 @@ from hyperscene.errors import (
     format_duration,
 )
 from hyperscene.model.spectra import BandMatch
-from hyperscene.service.jobs.disk import drop_job, flush, flush_folder
+from hyperscene.service.jobs.adoption import expire_quarantine, write_new_records
+from hyperscene.service.jobs.disk import drop_job, drop_scene, flush, flush_folder
 from hyperscene.service.jobs.estimates import Estimates
 from hyperscene.service.jobs.inspector import MAX_REMOTE, Inspector
 from hyperscene.service.jobs.models import Models, ServedModel
@@ -249,7 +251,7 @@ class Admission:
     def store_scene(self, scene: SceneRecord) -> SceneRecord:
         """Add a received scene to the store."""
         with self.removed_on_error(scene):
-            self._store.add_scene(scene)
+            self._store.add_scene(scene, lambda: write_new_records(self._settings, scene))
         return scene
 
     def find_scene(self, scene_id: str, owner: str) -> SceneRecord:
@@ -274,9 +276,8 @@ class Admission:
 
     def delete_scene(self, scene: SceneRecord) -> None:
         """Remove a scene and its files."""
-        if not self._store.remove_scene(scene.id):
+        if not drop_scene(self._settings, self._store, scene.id):
             raise SceneInUse(f"a job still has to read the scene {scene.id}: wait for it, or dismiss it first")
-        rmtree(self._settings.scene_folder(scene.id), ignore_errors=True)
 
     @contextmanager
     def removed_on_error(self, scene: SceneRecord) -> Generator[None, None, None]:
@@ -329,12 +330,14 @@ class Admission:
                 estimated_s=estimated_s,
             )
             try:
+                new = [scene] if is_new_scene else []
                 kept = self._store.add_job(
                     job,
                     self._settings.max_waiting,
                     scene if is_new_scene else None,
-                    self._settings.waiting_per_key,
-                    self._settings.max_owner_s,
+                    max_of_owner=self._settings.waiting_per_key,
+                    max_owner_s=self._settings.max_owner_s,
+                    publish=partial(write_new_records, self._settings, *new, job),
                 )
             except QueueFull as error:
                 raise self._queue_full(error, owner) from error
@@ -364,8 +367,8 @@ class Admission:
                 drop_job(self._settings, self._store, job)
                 self._store.remove_job(job_id)
         for scene_id in self._store.expired_scenes(now):
-            if self._store.remove_scene(scene_id):
-                rmtree(self._settings.scene_folder(scene_id), ignore_errors=True)
+            drop_scene(self._settings, self._store, scene_id)
+        expire_quarantine(self._settings)
 
 
 def _try_again(why: str, seconds: float) -> QueueFull:

@@ -29,18 +29,23 @@ class StoreUnusable(ServiceError):
 
     code = "store_unusable"
     status = 500
+    is_damaged = False
 
 
 class Database:
     """The SQLite file; each thread has its own connection."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_checked: bool = False) -> None:
+        """Open the file, and upgrade one of an older version; with `is_checked` all of it is checked first."""
         self._path = path
         self._local = threading.local()
         try:
             version: int = self._rows("PRAGMA user_version")[0][0]
+            found = self._rows("PRAGMA integrity_check(1)")[0][0] if is_checked else "ok"
         except sqlite3.DatabaseError as error:
-            raise StoreUnusable(f"{path} cannot be read ({error}): put a backup in its place") from error
+            raise _damaged(path, str(error)) from error
+        if found != "ok":
+            raise _damaged(path, found)
         if version > len(MIGRATIONS):
             raise StoreUnusable(f"{path} was written by a newer hyperscene: upgrade, or use another data folder")
         migrate(self._connection(), version)
@@ -88,6 +93,12 @@ class Database:
         except sqlite3.Error:
             return False
         return True
+
+
+def _damaged(path: Path, reason: str) -> StoreUnusable:
+    error = StoreUnusable(f"{path} is damaged ({' '.join(reason.split())}): put a backup in its place")
+    error.is_damaged = True
+    return error
 
 
 def retry_write(write: Callable[[], Any], is_stopping: threading.Event) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from pathlib import Path
@@ -12,7 +13,10 @@ from hyperscene.service.jobs.store import Store
 from hyperscene.service.mapping.remote import allowed_path
 from hyperscene.service.settings import Settings
 
+log = logging.getLogger("hyperscene.store")
+
 OUR_NAMES = re.compile("[0-9a-f]{32}")  # other files in the data folder are not ours to remove
+RECORD = "record.json"  # of a scene or job, in its folder
 
 
 def data_path(settings: Settings, scene: SceneRecord) -> Path:
@@ -31,37 +35,29 @@ def drop_job(settings: Settings, store: Store, job: JobRecord) -> None:
     """Remove the folder and the temporary scene of a job that was dismissed, failed or expired."""
     rmtree(settings.job_folder(job.id), ignore_errors=True)
     scene = store.scene(job.scene_id)
-    if scene is not None and scene.is_temporary and store.remove_scene(scene.id):
-        rmtree(settings.scene_folder(scene.id), ignore_errors=True)
+    if scene is not None and scene.is_temporary:
+        drop_scene(settings, store, scene.id)
+
+
+def drop_scene(settings: Settings, store: Store, scene_id: str) -> bool:
+    """Remove a scene and its files, unless a job still has to read it; whether it was removed."""
+    folder = settings.scene_folder(scene_id)
+    # The record first, so that what is left after a crash is not adopted.
+    is_removed = store.remove_scene(scene_id, lambda: (folder / RECORD).unlink(missing_ok=True))
+    if is_removed:
+        rmtree(folder, ignore_errors=True)
+    return is_removed
 
 
 def drop_work(settings: Settings, job_id: str) -> None:
-    """Remove all files of a finished job but its results."""
+    """Remove all files of a finished job but its results and its record."""
     for path in settings.job_folder(job_id).glob("*"):
-        if path != settings.results_folder(job_id):
+        if path not in (settings.results_folder(job_id), settings.job_folder(job_id) / RECORD):
             rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def sweep(settings: Settings, store: Store) -> None:
-    """Remove what a killed server left: unfinished uploads and previews, unknown folders, files of finished jobs."""
-    for folder in _ours(settings.data / "incoming"):
-        rmtree(folder, ignore_errors=True)
-    scenes, jobs = store.ids("scenes"), store.ids("jobs")
-    for folder in _ours(settings.data / "scenes"):
-        if folder.name not in scenes:
-            rmtree(folder, ignore_errors=True)
-        for unfinished in settings.previews_folder(folder.name).glob("half-*"):
-            rmtree(unfinished, ignore_errors=True)
-    for folder in _ours(settings.data / "jobs"):
-        if folder.name not in jobs:
-            rmtree(folder, ignore_errors=True)
-        elif jobs[folder.name] == "successful":
-            drop_work(settings, folder.name)
-        elif jobs[folder.name] in ("failed", "dismissed") and (job := store.job(folder.name)):
-            drop_job(settings, store, job)
-
-
-def _ours(folder: Path) -> list[Path]:
+def our_folders(folder: Path) -> list[Path]:
+    """The folders in it that we made."""
     return [path for path in folder.glob("*") if OUR_NAMES.fullmatch(path.name)]
 
 
@@ -78,3 +74,20 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def close_to_others(settings: Settings) -> None:
+    """Tighten the modes of the store and our folders, which older versions left open to other users of the machine.
+
+    The data folder itself is left as it is, if it was there before: it may be a volume that belongs to someone else.
+    """
+    database = settings.database
+    closed = [settings.data / name for name in ("scenes", "jobs", "incoming", "workers", "quarantine")]
+    closed += [database, *database.parent.glob(f"{database.name}-*")]
+    for path in closed:
+        try:
+            if path.exists() and path.stat().st_mode & 0o077:
+                path.chmod(0o700 if path.is_dir() else 0o600)
+                log.warning("%s was open to other users: closed to them", path)
+        except OSError as error:
+            log.warning("%s is open to other users (%s): change its mode", path, error.strerror)

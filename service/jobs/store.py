@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from hyperscene.errors import InferenceFailed, NoSuchScene, OwnQueueFull, QueueFull, ServiceError, format_duration
@@ -39,17 +39,27 @@ class Store(Database):
 
     # Scenes
 
-    def add_scene(self, scene: SceneRecord) -> None:
-        """Add a scene."""
+    def add_scene(self, scene: SceneRecord, publish: Callable[[], None] = lambda: None) -> None:
+        """Add and publish a scene."""
         with self.transaction() as db:
             insert(db, "scenes", to_row(scene))
+            publish()
+
+    def adopt(self, record: SceneRecord | JobRecord) -> None:
+        """Take in a scene or job from the record beside its files."""
+        with self.transaction() as db:
+            if isinstance(record, JobRecord) and record.idempotency_key is not None:
+                made = self._by_key(db, record.owner, record.idempotency_key)
+                if made is not None and made.id != record.id:
+                    record = replace(record, idempotency_key=None)
+            insert(db, "jobs" if isinstance(record, JobRecord) else "scenes", to_row(record), "OR REPLACE")
 
     def scene(self, scene_id: str, owner: str | None = None) -> SceneRecord | None:
         """A scene; with `owner`, only if it is theirs."""
         rows = self._rows("SELECT * FROM scenes WHERE id = ? AND (? IS NULL OR owner = ?)", scene_id, owner, owner)
         return from_row(SceneRecord, rows[0]) if rows else None
 
-    def remove_scene(self, scene_id: str) -> bool:
+    def remove_scene(self, scene_id: str, unpublish: Callable[[], None] = lambda: None) -> bool:
         """Remove a scene, unless a job still has to read it; whether it was removed."""
         with self.transaction() as db:
             waiting = db.execute(
@@ -57,6 +67,7 @@ class Store(Database):
             ).fetchone()
             if not waiting:
                 db.execute("DELETE FROM scenes WHERE id = ?", (scene_id,))
+                unpublish()
             return not waiting
 
     def expired_scenes(self, now: float) -> list[str]:
@@ -75,10 +86,12 @@ class Store(Database):
         job: JobRecord,
         max_waiting: int,
         scene: SceneRecord | None = None,
+        *,
         max_of_owner: int | None = None,
         max_owner_s: float = math.inf,
+        publish: Callable[[], None] = lambda: None,
     ) -> JobRecord:
-        """Add a job and maybe its temporary scene; returns the earlier job if the idempotency key was used."""
+        """Add and publish a job, maybe with its scene; returns the earlier job if the idempotency key was used."""
         with self.transaction() as db:
             if job.idempotency_key is not None and (made := self._by_key(db, job.owner, job.idempotency_key)):
                 return made
@@ -91,6 +104,7 @@ class Store(Database):
                 raise NoSuchScene(f"the scene {job.scene_id} has just been removed: send it again")
             insert(db, "jobs", to_row(job))
             counters.add(db, "jobs_submitted_total", {}, 1)
+            publish()
         return job
 
     def job_by_key(self, owner: str, key: str) -> JobRecord | None:

@@ -27,6 +27,7 @@ from hyperscene.errors import (
 )
 from hyperscene.model.bundle import BundleRefused
 from hyperscene.service import logs
+from hyperscene.service.jobs.adoption import write_record
 from hyperscene.service.jobs.database import StoreBusy, retry_write
 from hyperscene.service.jobs.devices import CLUSTER, WorkerDevice, open_device
 from hyperscene.service.jobs.disk import data_path, drop_job, drop_work, flush, flush_folder, version_of
@@ -188,6 +189,9 @@ class Worker:
             self._beat()
         if not self._retry_write(lambda: self._succeed(job, summary, attempt)):
             raise Cancelled
+        finished = self._store.job(job.id)
+        if finished is not None and finished.status == "successful":
+            write_record(settings.job_folder(job.id), finished)
         drop_work(settings, job.id)
         log.info("successful", extra={"worker": self._name, "seconds": summary["seconds"]["total"]})
 
