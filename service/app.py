@@ -151,7 +151,6 @@ def locked_data_folder(settings: Settings) -> Generator[None, None, None]:
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("scenes", "jobs", "incoming", "workers", "quarantine"):
             (settings.data / name).mkdir(mode=0o700, exist_ok=True)
-        close_to_others(settings)
         lock = (settings.data / "lock").open("w")
     except OSError as error:
         raise OutputUnwritable(
@@ -178,6 +177,7 @@ async def running_service(settings: Settings, resources: Resources) -> AsyncIter
     layers = LayerReader(settings, resources.store, resources.models, previews)
     admission = Admission(settings, resources.store, resources.models, resources.inspector, supervisor, previews)
     await asyncio.to_thread(supervisor.release_jobs)
+    await asyncio.to_thread(close_to_others, settings)
     await asyncio.to_thread(sweep, settings, resources.store)
     job_watcher = JobWatcher(resources.store)
     job_watcher.start()

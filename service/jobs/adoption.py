@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from hyperscene.service.jobs.database import StoreUnusable
+from hyperscene.service.jobs.database import StoreDamaged
 from hyperscene.service.jobs.disk import RECORD, drop_job, drop_work, flush, our_folders
 from hyperscene.service.jobs.records import FINISHED, JobRecord, SceneRecord, new_id
 from hyperscene.service.jobs.store import RELEASED, Store
@@ -58,9 +58,11 @@ def write_new_records(settings: Settings, *records: SceneRecord | JobRecord) -> 
 def open_store(settings: Settings) -> Store:
     """The store, if it is sound; what is in danger of being lost is copied first."""
     database = settings.database
-    remedy = f"restore a backup, or run hyperscene adopt --data {settings.data}, which makes it anew from the folders"
+    remedy = f"or run hyperscene adopt --data {settings.data}, which makes it anew from the folders"
     if not database.exists() and any(any((settings.data / name).iterdir()) for name in ("scenes", "jobs")):
-        raise StoreUnusable(f"{settings.data} holds scenes or jobs, but {database.name} is missing: {remedy}")
+        raise StoreDamaged(
+            f"{settings.data} holds scenes or jobs, but {database.name} is missing: restore a backup, {remedy}"
+        )
     if damage := find_wal_damage(_beside(database, "-wal")):
         kept = _quarantined(settings, "store")
         kept.mkdir(parents=True)
@@ -69,8 +71,8 @@ def open_store(settings: Settings) -> Store:
         log.error("%s-wal is damaged (%s): later changes are lost. A copy is in %s", database.name, damage, kept)
     try:
         return Store(database, is_checked=True)
-    except StoreUnusable as error:
-        raise StoreUnusable(f"{error}; {remedy}") if error.is_damaged else error from error
+    except StoreDamaged as error:
+        raise StoreDamaged(f"{error}, {remedy}") from error
 
 
 def rebuild_store(settings: Settings) -> Store:

@@ -29,7 +29,10 @@ class StoreUnusable(ServiceError):
 
     code = "store_unusable"
     status = 500
-    is_damaged = False
+
+
+class StoreDamaged(StoreUnusable):
+    """The file is damaged or missing, and can be made anew from the records in the data folder."""
 
 
 class Database:
@@ -43,9 +46,9 @@ class Database:
             version: int = self._rows("PRAGMA user_version")[0][0]
             found = self._rows("PRAGMA integrity_check(1)")[0][0] if is_checked else "ok"
         except sqlite3.DatabaseError as error:
-            raise _damaged(path, str(error)) from error
+            found = str(error)
         if found != "ok":
-            raise _damaged(path, found)
+            raise StoreDamaged(f"{path} is damaged ({' '.join(found.split())}): put a backup in its place")
         if version > len(MIGRATIONS):
             raise StoreUnusable(f"{path} was written by a newer hyperscene: upgrade, or use another data folder")
         migrate(self._connection(), version)
@@ -93,12 +96,6 @@ class Database:
         except sqlite3.Error:
             return False
         return True
-
-
-def _damaged(path: Path, reason: str) -> StoreUnusable:
-    error = StoreUnusable(f"{path} is damaged ({' '.join(reason.split())}): put a backup in its place")
-    error.is_damaged = True
-    return error
 
 
 def retry_write(write: Callable[[], Any], is_stopping: threading.Event) -> Any:

@@ -219,13 +219,16 @@ class Store(Database):
                 _update(db, job.id, **RELEASED)
 
     def succeed(
-        self, job: JobRecord, summary: Mapping[str, Any], keep_s: float, publish: Callable[[], None] = lambda: None
+        self,
+        job: JobRecord,
+        summary: Mapping[str, Any],
+        keep_s: float,
+        publish: Callable[[JobRecord], None] = lambda _: None,
     ) -> bool:
         """Publish and record a finished map in one transaction; False if the worker has lost the job."""
         with self.transaction() as db:
             if not self._holds_lease(db, job):
                 return False
-            publish()
             counters.add(db, "patches_total", {}, summary["patches"])
             counters.add(db, "pixels_total", {"kind": "valid"}, summary["valid_pixels"])
             counters.add(db, "pixels_total", {"kind": "no_data"}, summary["no_data_pixels"])
@@ -238,6 +241,7 @@ class Store(Database):
                 db, current, "successful", keep_s, cells_done=current.cells_total, patches_done=summary["patches"],
                 seconds=summary["seconds"],
             )  # fmt: skip
+            publish(self._job(db, job.id))
             return True
 
     def fail(self, job: JobRecord, error: ServiceError, keep_s: float) -> bool:

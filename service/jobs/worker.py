@@ -189,20 +189,18 @@ class Worker:
             self._beat()
         if not self._retry_write(lambda: self._succeed(job, summary, attempt)):
             raise Cancelled
-        finished = self._store.job(job.id)
-        if finished is not None and finished.status == "successful":
-            write_record(settings.job_folder(job.id), finished)
         drop_work(settings, job.id)
         log.info("successful", extra={"worker": self._name, "seconds": summary["seconds"]["total"]})
 
     def _succeed(self, job: JobRecord, summary: dict[str, Any], attempt: Path) -> bool:
         results = self._settings.results_folder(job.id)
 
-        def publish() -> None:
+        def publish(finished: JobRecord) -> None:
             if attempt.is_dir():  # not published yet; a full disk may have rolled back an earlier try
                 rmtree(results, ignore_errors=True)
                 attempt.rename(results)
-                flush(results.parent)
+            write_record(results.parent, finished)
+            flush(results.parent)
 
         return self._store.succeed(job, summary, self._settings.keep_results_s, publish)
 

@@ -45,7 +45,7 @@ from hyperscene.service.mapping.scene_files import FORMATS, locate
 from hyperscene.service.mapping.tiff import read_block_map
 
 # Values read at once, so that reading can be cancelled; of a tiled file, as many columns as if so many rows were read.
-PART_VALUES, PART_ROWS = 1 << 24, 64
+PART_VALUES, PART_ROWS = 1 << 22, 64
 
 
 @dataclass(frozen=True)
@@ -234,17 +234,19 @@ class SceneReader:
 
         Where the parts of a row begin does not depend on the rows.
         """
-        rows, cols = self._dataset.block_shapes[0]
-        width = self._scene.cols
-        if cols < width:
-            step = cols * max(1, PART_VALUES // (PART_ROWS * cols * self._dataset.count))
-            for left in range(0, width, step):
-                yield Window(left, top, min(step, width - left), bottom - top)
-            return
-        step = rows * max(1, PART_VALUES // (rows * width * self._dataset.count))
+        block_rows, block_cols = self._dataset.block_shapes[0]
+        bands, cols = self._dataset.count, self._scene.cols
+        rows, width = bottom - top, cols
+        if block_cols < cols:
+            width = block_cols * max(1, PART_VALUES // (PART_ROWS * block_cols * bands))
+        else:
+            rows = block_rows * max(1, PART_VALUES // (block_rows * cols * bands))
+            if block_rows == 1:  # GDAL keeps the block of a long row for its next part
+                width = max(1, PART_VALUES // bands)
         while top < bottom:
-            end = min(bottom, top // step * step + step)
-            yield Window(0, top, width, end - top)
+            end = min(bottom, top // rows * rows + rows) if rows < bottom - top else bottom
+            for left in range(0, cols, width):
+                yield Window(left, top, min(width, cols - left), end - top)
             top = end
 
     def read(self, window: Window | None = None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:

@@ -179,8 +179,8 @@ def test_results_are_published_only_by_the_worker_that_holds_the_job(store):
     time.sleep(0.02)
     taken = store.claim("b", 10)
     published = []
-    assert not store.succeed(lost, SUMMARY, KEEP_S, lambda: published.append("lost"))
-    assert store.succeed(taken, SUMMARY, KEEP_S, lambda: published.append("taken"))
+    assert not store.succeed(lost, SUMMARY, KEEP_S, lambda _: published.append("lost"))
+    assert store.succeed(taken, SUMMARY, KEEP_S, lambda _: published.append("taken"))
     assert published == ["taken"]
 
 

@@ -42,7 +42,7 @@ def test_a_map_survives_a_disk_that_is_full_when_it_is_recorded(worker, job, tmp
     def full_at_first(self, *arguments):
         tries.append(arguments)
         if len(tries) == 1:
-            arguments[-1]()  # published, but the disk is full before the commit
+            arguments[-1](self.job(arguments[0].id))  # published, but the disk is full before the commit
             raise StorageFull("the disk is full")
         return succeed(self, *arguments)
 
