@@ -229,6 +229,7 @@ class Classifier(ABC):
 
     def _expect(self, row: BatchRow, batch_col: int) -> Milestone:
         """The milestone of a batch."""
+        self._run.stop.raise_if_cancelled()  # a wide scene has thousands of batches in a row
         start = self._plan.batch_cells(batch_col).start
         cells = self._plan.cells_before(row.index) + start * len(row.has_patch)
         return self._progress.expect(cells, self._patches + self._count_patches(row, start))
@@ -241,7 +242,7 @@ class Classifier(ABC):
     def _count_patches(self, row: BatchRow, cell_cols: int) -> int:
         """Patches in a batch row's first columns of cells; none if an earlier run has counted the row."""
         is_counted = row.index * self._plan.batch_row_px < self._run.first_row
-        return 0 if is_counted else int(row.has_patch[:, :cell_cols].sum())
+        return 0 if is_counted else int(row.patches_before[min(cell_cols, row.has_patch.shape[1])])
 
     def _load(self, row: BatchRow, batch_col: int) -> NDArray[np.float32] | None:
         """A batch's predictions from the checkpoint of an earlier run."""
@@ -281,7 +282,6 @@ class LocalClassifier(Classifier):
         return [self._begin_row(strip_input.pixels, batch_row) for batch_row in strip_input.batch_rows]
 
     def _begin_row(self, pixels: PixelRows, batch_row: int) -> PendingBatchRow:
-        self._run.stop.raise_if_cancelled()
         row = self._place_patches(pixels, batch_row)
         submit = self._callers.submit
         calls = [

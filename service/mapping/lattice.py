@@ -12,6 +12,7 @@ Units, from the smallest:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +77,11 @@ class BatchRow:
     centers: NDArray[np.int64]  # (cell rows, cell cols, 2)
     has_patch: NDArray[np.bool_]  # (cell rows, cell cols): cells that hold data
     batch_cols: list[int]  # of batches with at least one patch
+
+    @cached_property
+    def patches_before(self) -> NDArray[np.int64]:
+        """Patches to the left of each column of cells, and all of them."""
+        return np.concatenate([[0], self.has_patch.sum(axis=0).cumsum()])
 
 
 @dataclass(frozen=True)

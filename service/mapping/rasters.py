@@ -137,7 +137,7 @@ def declare_nodata(path: Path, nodata: float) -> None:
 
 
 def empty(folder: Path) -> None:
-    """Truncate all files of a folder: GDAL cannot be told to end its work, but ends with an error without its input."""
+    """Truncate all files of a folder: GDAL's copy cannot be cancelled, but ends with an error without its input."""
     for path in folder.iterdir():
         with suppress(OSError):  # GDAL deletes its temporary files itself
             os.truncate(path, 0)

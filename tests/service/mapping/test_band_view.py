@@ -1,11 +1,15 @@
 """A view has the bundle's bands, with missing data filled."""
 
+import threading
+
 import numpy as np
 import pytest
 
 from hyperscene.errors import BandsMissing
 from hyperscene.model.bundle import load_bundle
+from hyperscene.service.mapping import scenes
 from hyperscene.service.mapping.band_view import sample_pixels, unit_warning, view_scene
+from hyperscene.service.mapping.prefetch import Cancelled, Stop
 from hyperscene.service.mapping.scenes import open_scene
 from tests.bundles import describe, pixel_graph, write_bundle
 from tests.scenes import quadrants, spectra_of, write_tif
@@ -35,6 +39,29 @@ def test_rows_of_absent_blocks_take_no_memory(tmp_path, manifest):
     joined = middle.since(20).joined(last)
     np.testing.assert_array_equal(joined.cube, read(view, 20, 64).cube)
     np.testing.assert_array_equal(joined.valid, values[20:].any(axis=-1))
+
+
+@pytest.mark.parametrize("layout", [{}, {"blockysize": 4}, {"tiled": True, "blockxsize": 16, "blockysize": 16}])
+def test_parts_are_the_same_as_the_whole_and_reading_is_cancelled_between_them(tmp_path, manifest, monkeypatch, layout):
+    values = spectra_of(quadrants(40, 50), 6)
+    values[3:5, 7:40], values[:, 0] = -1, 1e35
+    nm = np.linspace(440, 910, 6)
+    view = view_scene(
+        open_scene(write_tif(tmp_path / "s.tif", values, wavelengths_nm=nm, nodata=-1, **layout)), manifest
+    )
+    whole = read(view, 3, 37)
+    monkeypatch.setattr(scenes, "PART_VALUES", 200)
+    monkeypatch.setattr(scenes, "PART_ROWS", 1)
+    cancelled = threading.Event()
+    with view.open(stop=Stop(cancelled)) as pixels:
+        assert len([*pixels._pixels.windows(3, 37)]) > 1
+        parts = pixels.read(3, 37)
+        assert pixels.absurd_in_row == dict.fromkeys(range(3, 37), 1)
+        cancelled.set()
+        with pytest.raises(Cancelled):
+            pixels.read(3, 37)
+    np.testing.assert_array_equal(parts.valid, whole.valid)
+    np.testing.assert_allclose(parts.cube, whole.cube, rtol=1e-6)
 
 
 def test_bands_are_in_the_order_of_the_bundle(tmp_path, manifest):

@@ -25,7 +25,7 @@ from hyperscene.errors import (
 )
 from hyperscene.model.bundle import Bundle, load_bundle
 from hyperscene.service.mapping import output as output_module
-from hyperscene.service.mapping import strip_mapper
+from hyperscene.service.mapping import pipeline, rasters, strip_mapper
 from hyperscene.service.mapping.band_view import PixelRows
 from hyperscene.service.mapping.classify import BEFORE_STRIPS, MapProgress, RunControl
 from hyperscene.service.mapping.engines import CpuEngine, make_engine
@@ -402,6 +402,27 @@ def test_cancelling_takes_effect_within_a_second_and_leaves_nothing(tmp_path):
     with pytest.raises(Cancelled):
         run_map(tmp_path, scene, MapOptions(strip_px=16), engine=engine, control=RunControl(ask_to_stop, cancelled))
     assert time.monotonic() - stopped[0] < 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_map_that_is_cancelled_while_its_cogs_are_made_ends_with_them(tmp_path, monkeypatch):
+    """GDAL's copy ends too: it would take time from the next job, and keep its files on the disk."""
+    cancelled, ended = threading.Event(), []
+
+    def optimise_slowly(folder, name, threads):
+        cancelled.set()
+        while rasters.plain_name(folder, name).stat().st_size:
+            time.sleep(0.01)
+        try:
+            rasters.optimise(folder, name, threads)
+        except Exception as error:
+            ended.append(error)
+            raise
+
+    monkeypatch.setattr(pipeline, "optimise", optimise_slowly)
+    with pytest.raises(Cancelled):
+        run_map(tmp_path, small_scene(tmp_path / "s.tif"), control=RunControl(cancelled=cancelled))
+    assert len(ended) == 1
     assert not (tmp_path / "out").exists()
 
 

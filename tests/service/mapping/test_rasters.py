@@ -8,6 +8,7 @@ from rasterio.transform import Affine
 from rio_cogeo.cogeo import cog_validate
 
 from hyperscene.service.mapping.gdal import ignore_missing_georeference
+from hyperscene.service.mapping.prefetch import Cancelled
 from hyperscene.service.mapping.rasters import RASTERS, MapWriter, optimise
 from hyperscene.service.mapping.scenes import open_scene
 from hyperscene.service.mapping.strips import MappedStrip
@@ -35,6 +36,16 @@ def make_rasters(tmp_path, rows=30, cols=23, classes=3, probability_type="uint8"
 
 def colors(classes):
     return [f"#{value % 256:02x}40{255 - value % 256:02x}" for value in range(1, classes + 1)]
+
+
+def test_rasters_that_are_left_unfinished_are_not_filled(tmp_path):
+    scene = open_scene(write_tif(tmp_path / "scene.tif", np.ones((3000, 3000), "uint8")))
+    manifest = describe(pixel_graph(classes=3), classes=3, class_colors=colors(3))
+    writer = MapWriter(tmp_path, scene, manifest, "uint8")
+    writer.__enter__()
+    writer.write(MappedStrip(0, np.full((1, 3000, 3), 0.5, "float32"), np.ones((1, 3000), bool)).stored("uint8"))
+    writer.__exit__(Cancelled, Cancelled(), None)
+    assert (tmp_path / "plain_probabilities.tif").stat().st_blocks * 512 < 1_000_000
 
 
 @pytest.mark.parametrize("size", [(30, 23), (700, 610)])
