@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import re
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
         raise WrongUsage(f"--scheduler: {error}") from error
     if options.port is not None and not re.fullmatch(r"\d{1,5}(:\d{1,5})?", options.port):
         raise WrongUsage(f"--port must be a number, or a range such as 9000:9100, not {options.port}")
+    os.umask(0o077)  # files of the cluster's library are closed to other users
     set_up_logs(options.log_level)
     # A device that fails the demo bundle's check is refused here, before it joins.
     engine, left_out = choose_engine(read_bundle(DEMO_BUNDLE), options.device, options.threads, options.batch)

@@ -189,7 +189,9 @@ class Previews:
                 "bands": bands,
                 "folder": str(unfinished),
             }
-            Path(self._sandbox.run(request)["picture"]).rename(path)
+            # The process of a scene that was removed is killed: it would read on, and keep the file on the disk.
+            made = self._sandbox.run(request, lambda: self._store.scene(scene.id) is None)
+            Path(made["picture"]).rename(path)
             self._require_scene(scene)
         except OSError as error:
             self._require_scene(scene)  # its folder may have been removed meanwhile

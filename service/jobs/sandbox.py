@@ -29,6 +29,7 @@ log = logging.getLogger("hyperscene.sandbox")
 
 # A process that holds more memory than this after a request is replaced: allocators rarely give it back.
 KEPT_BYTES = 512 << 20
+POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,11 @@ class Sandbox:
         for process in self._processes:
             self._idle.put(process)
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The response of a process; raises the error that it refused with."""
+    def run(self, request: dict[str, Any], is_over: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        """The response of a process; raises the error that it refused with. It is killed when the work is over."""
         process = self._idle.get()
         try:
-            return process.run(request)
+            return process.run(request, is_over)
         finally:
             self._idle.put(process)
 
@@ -83,10 +84,10 @@ class _SandboxProcess:
         with self._lock:
             self._drop()
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+    def run(self, request: dict[str, Any], is_over: Callable[[], bool]) -> dict[str, Any]:
         """The response; raises the error that the process refused with."""
         with self._lock:
-            response = self._exchange(json.dumps(request).encode() + b"\n")
+            response = self._exchange(json.dumps(request).encode() + b"\n", is_over)
         if response is None:
             if self._is_closed:
                 raise shutting_down()
@@ -102,7 +103,7 @@ class _SandboxProcess:
             raise error_from_code(response["code"], response["detail"])
         return response
 
-    def _exchange(self, request: bytes) -> dict[str, Any] | None:
+    def _exchange(self, request: bytes, is_over: Callable[[], bool]) -> dict[str, Any] | None:
         for _ in range(2):  # a process that ended since the last request is replaced
             child = self._running()
             try:
@@ -113,7 +114,7 @@ class _SandboxProcess:
                 self._drop()
         else:
             return None
-        line = self._read_line(time.monotonic() + self._limits.seconds)
+        line = self._read_line(time.monotonic() + self._limits.seconds, is_over)
         if line is None:
             self._drop()
             if not self._is_closed:
@@ -141,13 +142,16 @@ class _SandboxProcess:
                 raise shutting_down()
         return self._child
 
-    def _read_line(self, deadline: float) -> bytes | None:
-        """The response; None if the process ended or took too long."""
+    def _read_line(self, deadline: float, is_over: Callable[[], bool]) -> bytes | None:
+        """The response; None if the process ended or took too long, or the work is over."""
         assert self._child is not None
         assert self._child.stdout is not None
         pipe, read = self._child.stdout.fileno(), bytearray()
         while not read.endswith(b"\n"):
-            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+            left_s = max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select([pipe], [], [], min(POLL_S, left_s))
+            if not ready and left_s > 0 and not is_over():
+                continue
             part = os.read(pipe, 1 << 16) if ready else b""
             if not part:
                 return None

@@ -3,18 +3,23 @@
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from shutil import rmtree
 from threading import Event, Lock
 
+import numpy as np
 import pytest
 
 from hyperscene.errors import NoSuchScene, NotReady, QueueFull, RequestUnusable, SceneUnreadable
 from hyperscene.service.jobs import previews
 from hyperscene.service.jobs.previews import Previews, chosen_bands, default_bands
 from hyperscene.service.jobs.records import SceneRecord, new_id
+from hyperscene.service.jobs.sandbox import Sandbox
 from hyperscene.service.jobs.store import Store
 from hyperscene.service.settings import Settings
+from tests.programs import POISON_PATH
+from tests.scenes import write_tif
 from tests.server import wait_for
 
 DOCUMENT = {"rows": 10, "cols": 10, "bands": 5, "wavelengths_nm": [450.0, 562.5, 675.0, 787.5, 900.0]}
@@ -64,9 +69,10 @@ class FakeSandbox:
         self.is_serial = True
         self.is_released.set()
 
-    def run(self, request):
+    def run(self, request, is_over):
         self.requests.append(request)
         assert self.is_released.wait(10)
+        self.was_over = is_over()
         if self.is_serial:
             with self.turn:
                 time.sleep(0.05)
@@ -218,6 +224,7 @@ def test_a_scene_removed_while_its_preview_is_made_leaves_nothing(made, sandbox,
     sandbox.is_released.set()
     with pytest.raises(NoSuchScene, match="send the scene again"):
         future.result(10)
+    assert sandbox.was_over
     assert not settings.scene_folder(scene.id).exists()
 
 
@@ -231,6 +238,16 @@ def test_a_folder_removed_while_its_preview_is_made_means_no_such_scene(made, sa
     with pytest.raises(NoSuchScene):
         future.result(10)
     assert not settings.scene_folder(scene.id).exists()
+
+
+def test_a_process_whose_work_is_over_is_killed(tmp_path, settings, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(POISON_PATH))
+    scene = write_tif(tmp_path / "slow.tif", np.full((20, 20, 5), 78.0, "float32"))  # SLOW in poison/sitecustomize.py
+    sandbox = Sandbox(previews.__name__, 1, previews.LIMITS)
+    request = {"scene": str(scene), "limits": asdict(settings.limits), "version": "", "bands": [1, 2, 3]}
+    with pytest.raises(SceneUnreadable):  # and not the picture
+        sandbox.run(request | {"folder": str(tmp_path)}, lambda: True)
+    sandbox.close()
 
 
 def test_only_large_scenes_get_an_early_preview(made, sandbox, scene, monkeypatch):
