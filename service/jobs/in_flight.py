@@ -4,7 +4,7 @@ After a crash it is known which positions the attempt (lease) had recorded. An a
 to work on the job, so its crash does not count. It cannot be known who sent SIGKILL: the kernel for lack of memory,
 which the job may have caused, or someone else. So a crash counts at the positions recorded, and a job fails after
 several crashes at one of them. Kills from outside fail a sound job only if each of them hits it before it has passed
-the same batch, or, in attempts that follow each other, before its first batch.
+the same batch, or while it writes its results, or, in attempts that follow each other, before its first batch.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from hyperscene.service.jobs.store import MAX_CRASHES, Store
 from hyperscene.service.mapping.classify import MapProgress, RunControl, WorkersLost
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.pipeline import map_scene
-from hyperscene.service.mapping.prefetch import Cancelled
+from hyperscene.service.mapping.prefetch import Cancelled, Stop
 from hyperscene.service.mapping.scenes import open_scene
 from hyperscene.service.settings import Settings
 
@@ -168,8 +168,11 @@ class Worker:
             raise InternalError(f"the scene of job {job.id} is gone: send it again")
         self._is_remote = scene_record.href is not None
         in_flight.record([OPENING])
-        scene = open_scene(data_path(settings, scene_record), settings.limits, version=version_of(scene_record))
+        path, stop = data_path(settings, scene_record), Stop(self._cancelled)
+        scene = open_scene(path, settings.limits, version=version_of(scene_record), stop=stop)
         assert self._compute is not None
+        if self._device == CLUSTER:
+            in_flight.record([])  # waiting for a cluster may take long, and crashes nothing
         bundle, engine = self._compute.open_model(job.model, self._note, self._cancelled.is_set)
         self._retry_write(lambda: self._store.set_provider(job, engine.device, engine.provider))
         # One folder per lease: a worker that has lost the job and does not know it yet writes elsewhere.

@@ -13,6 +13,7 @@ import numpy as np
 from hyperscene.errors import SceneTooLarge, SceneUnreadable
 from hyperscene.service.mapping.gdal import DTYPES, envi_header, row_of_blocks_bytes
 from hyperscene.service.mapping.limits import Limits
+from hyperscene.service.mapping.prefetch import Stop
 from hyperscene.service.mapping.remote import is_remote, name_of
 from hyperscene.service.mapping.scene_files import header_of
 from hyperscene.service.mapping.tiff import declared_size, expected_bytes, packed_strip_bytes, reference_text
@@ -92,25 +93,26 @@ def _check_remote(name: str, dataset: Any) -> None:
         )
 
 
-def check_data_size(path: Path, dataset: Any, *, counts_packed: bool) -> None:
+def check_data_size(path: Path, dataset: Any, *, counts_packed: bool, stop: Stop | None = None) -> None:
     """Refuse an ENVI file that is cut short: GDAL would read zeros."""
     header, item_bytes = envi_header(dataset), np.dtype(dataset.dtypes[0]).itemsize
     expected = int(header.get("header_offset", "0")) + dataset.width * dataset.height * dataset.count * item_bytes
     is_packed = header.get("file_compression", "0").strip() == "1"
     if is_packed and not counts_packed:
         return
-    found = _unpacked_bytes(path, expected) if is_packed else path.stat().st_size
+    found = _unpacked_bytes(path, expected, stop or Stop()) if is_packed else path.stat().st_size
     if found < expected:
         raise SceneUnreadable(f"{path.name} is cut short: {found} bytes of {expected}; copy it again")
 
 
-def _unpacked_bytes(path: Path, enough: int) -> int:
+def _unpacked_bytes(path: Path, enough: int, stop: Stop) -> int:
     """Unpacked bytes of a gzip file, counted up to `enough`; bytes after damage do not count."""
     found = 0
     with gzip.open(path) as file:
         try:
             while found < enough and (part := file.read(1 << 20)):
                 found += len(part)
+                stop.raise_if_cancelled()
         except (EOFError, gzip.BadGzipFile, zlib.error):
             return found
     return found

@@ -31,6 +31,7 @@ from hyperscene.service.mapping.gdal import (
 )
 from hyperscene.service.mapping.georeference import read_georeference
 from hyperscene.service.mapping.limits import Limits
+from hyperscene.service.mapping.prefetch import Stop
 from hyperscene.service.mapping.remote import address_of, fingerprint, is_remote, name_of
 from hyperscene.service.mapping.remote_file import open_remote, replaced
 from hyperscene.service.mapping.scene_checks import (
@@ -91,12 +92,17 @@ class Scene:
 
 
 def open_scene(
-    path: Path, limits: Limits | None = None, *, counts_packed: bool = True, version: str | None = None
+    path: Path,
+    limits: Limits | None = None,
+    *,
+    counts_packed: bool = True,
+    version: str | None = None,
+    stop: Stop | None = None,
 ) -> Scene:
     """Read a scene's header and check its files; raises if it cannot be mapped.
 
     With `counts_packed`, compressed ENVI data are unpacked to see that nothing is missing. With `version`, a remote
-    file must still have that version.
+    file must still have that version. Unpacking may be cancelled by `stop`.
     """
     path, driver = locate(path)
     if limits is not None and not is_remote(path):
@@ -112,7 +118,7 @@ def open_scene(
         ):
             if limits is not None:
                 check_blocks(path, dataset, limits)
-            scene = _read_header(path, driver, dataset, counts_packed=counts_packed)
+            scene = _read_header(path, driver, dataset, counts_packed=counts_packed, stop=stop)
             if remote is None:
                 return scene if driver == "ENVI" else replace(scene, blocks=_block_map(path, dataset))
             refuse_grids(scene.name, scene.crs.to_wkt().encode() if scene.crs else b"")
@@ -136,13 +142,13 @@ def _block_map(path: Path, dataset: Any) -> BlockMap | None:
     return found if is_of_dataset else None
 
 
-def _read_header(path: Path, driver: str, dataset: Any, *, counts_packed: bool) -> Scene:
+def _read_header(path: Path, driver: str, dataset: Any, *, counts_packed: bool, stop: Stop | None) -> Scene:
     name = name_of(path)
     dtype = str(dataset.dtypes[0])
     if any(kind not in DTYPES for kind in dataset.dtypes):
         raise DtypeUnsupported(f"{name} holds {dtype} samples; real numbers are needed: {', '.join(DTYPES)}")
     if driver == "ENVI":
-        check_data_size(path, dataset, counts_packed=counts_packed)
+        check_data_size(path, dataset, counts_packed=counts_packed, stop=stop)
     metadata = read_band_metadata(name, dataset)
     indices = [band - 1 for band in metadata.bands]
     georeference = read_georeference(name, dataset)

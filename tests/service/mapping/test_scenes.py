@@ -1,6 +1,7 @@
 """Scenes on disk are read, or refused with the reason."""
 
 import gzip
+import threading
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from rasterio.windows import Window
 
 from hyperscene.errors import DtypeUnsupported, SceneIncomplete, SceneUnreadable
 from hyperscene.service.mapping.block_map import BlockMap
+from hyperscene.service.mapping.prefetch import Cancelled, Stop
 from hyperscene.service.mapping.scenes import open_pixels, open_scene, read_cube
 from tests.scenes import GRID, UTM, write_envi, write_tif
 
@@ -293,6 +295,15 @@ def test_a_truncated_envi_file_is_refused_with_its_byte_count(tmp_path):
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(SceneUnreadable, match="326 bytes of 336"):
         open_scene(path)
+
+
+def test_unpacking_a_gzipped_envi_file_can_be_cancelled(tmp_path):
+    path = write_envi(tmp_path / "s.img", VALUES.astype("int16"), "file compression = 1\n")
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    cancelled = threading.Event()
+    cancelled.set()
+    with pytest.raises(Cancelled):
+        open_scene(path, stop=Stop(cancelled))
 
 
 def test_a_gzipped_envi_file_is_read(tmp_path):
