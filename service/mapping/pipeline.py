@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from hyperscene.service.mapping.metadata import Tally, make_item, make_summary, 
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.output import check_output, move_results, require_space, temporary_output
 from hyperscene.service.mapping.prefetch import StageClock, Stop
-from hyperscene.service.mapping.rasters import RASTERS, MapWriter, empty, optimise
+from hyperscene.service.mapping.rasters import RASTERS, HeldFiles, MapWriter, optimise
 from hyperscene.service.mapping.remote import is_remote
 from hyperscene.service.mapping.scenes import Scene, require_unchanged
 from hyperscene.service.mapping.strip_mapper import StripMapper, plan_scene
@@ -166,11 +167,15 @@ def _optimise_until_cancelled(stop: Stop, folder: Path, name: str, threads: int)
             failed.append(error)
 
     thread = threading.Thread(target=run, name="hyperscene-optimise", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)
-        if stop.is_cancelled():
-            empty(folder)
+    with closing(HeldFiles(folder)) as files:
+        files.hold()
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.1)
+            if stop.is_cancelled():
+                files.empty()
+            else:
+                files.hold()
     stop.raise_if_cancelled()
     if failed:
         raise failed[0]

@@ -136,11 +136,33 @@ def declare_nodata(path: Path, nodata: float) -> None:
         raise write_error(error) from error
 
 
-def empty(folder: Path) -> None:
-    """Truncate all files of a folder: GDAL's copy cannot be cancelled, but ends with an error without its input."""
-    for path in folder.iterdir():
-        with suppress(OSError):  # GDAL deletes its temporary files itself
-            os.truncate(path, 0)
+class HeldFiles:
+    """The files of a folder, held open so that they can be emptied even after someone has removed them.
+
+    GDAL's copy cannot be cancelled, but ends with an error without its input.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._handles: dict[str, int] = {}
+
+    def hold(self) -> None:
+        """Open files that are new."""
+        with suppress(OSError):  # the folder or a file was removed meanwhile
+            for path in self._folder.iterdir():
+                if path.name not in self._handles:
+                    self._handles[path.name] = os.open(path, os.O_RDWR)
+
+    def empty(self) -> None:
+        """Truncate all of them."""
+        self.hold()
+        for handle in self._handles.values():
+            os.ftruncate(handle, 0)
+
+    def close(self) -> None:
+        """Close all of them."""
+        for handle in self._handles.values():
+            os.close(handle)
 
 
 def optimise(folder: Path, name: str, threads: int) -> None:

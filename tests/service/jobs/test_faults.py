@@ -157,6 +157,7 @@ def test_a_worker_without_heartbeat_is_replaced(tmp_path, long_scene):
 
 def test_dismissing_a_running_job_logs_no_error_and_leaves_nothing(tmp_path, long_scene):
     with running_server(tmp_path / "data", "--device", "cpu", "--strip-px", 16) as server:
+        workers = server.workers()
         for wait_s in (0, 0.1, 0.3, 0.8):
             job = server.submit(long_scene)
             wait_for(lambda waiting=job: server.job(waiting)["status"] == "running")
@@ -165,6 +166,7 @@ def test_dismissing_a_running_job_logs_no_error_and_leaves_nothing(tmp_path, lon
         wait_for(lambda: not any((server.data / "jobs").iterdir()))
         assert not any((server.data / "scenes").iterdir())
         assert "unexpected error" not in server.log.read_text()
+        assert server.workers() == workers
 
 
 def test_other_folders_in_the_data_folder_are_kept(tmp_path, bundle_folder):
