@@ -137,9 +137,10 @@ def declare_nodata(path: Path, nodata: float) -> None:
 
 
 class HeldFiles:
-    """The files of a folder, held open so that they can be emptied even after someone has removed them.
+    """What GDAL's copy reads in a folder, held open so that it can be emptied even after someone has removed it.
 
-    GDAL's copy cannot be cancelled, but ends with an error without its input.
+    The copy cannot be cancelled, but ends with an error without its input: the plain raster and the overviews. Without
+    its own output it would never end.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -147,20 +148,21 @@ class HeldFiles:
         self._handles: dict[str, int] = {}
 
     def hold(self) -> None:
-        """Open files that are new."""
+        """Open input that is new."""
         with suppress(OSError):  # the folder or a file was removed meanwhile
             for path in self._folder.iterdir():
-                if path.name not in self._handles:
+                is_input = path.name.startswith("plain_") or path.suffix == ".tmp"
+                if is_input and path.name not in self._handles:
                     self._handles[path.name] = os.open(path, os.O_RDWR)
 
     def empty(self) -> None:
-        """Truncate all of them."""
+        """Truncate all input."""
         self.hold()
         for handle in self._handles.values():
             os.ftruncate(handle, 0)
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all input."""
         for handle in self._handles.values():
             os.close(handle)
 
