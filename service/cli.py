@@ -32,7 +32,7 @@ COMMANDS = {
     "classify": Command("map a scene: classes, probabilities, confidence", "cpu"),
     "serve": Command("run the service: POST a scene, get a map", "cpu"),
     "worker": Command("join a cluster that maps scenes for a service", "cpu,cluster"),
-    "adopt": Command("make a damaged or lost store anew from the data folder", "cpu"),
+    "adopt": Command("rebuild a damaged or lost store from the data folder", "cpu"),
     "inspect": Command("show the metadata of a scene or a bundle", "cpu"),
     "doctor": Command("check this machine, and say how to fix what is broken", "cpu"),
     "bench": Command("measure this machine's speed, interleaved, as ratios", "cpu"),

@@ -1,4 +1,4 @@
-"""`hyperscene adopt`: make a damaged or lost store anew from the records beside scenes and results."""
+"""`hyperscene adopt`: rebuild a damaged or lost store from the records beside scenes and results."""
 
 from __future__ import annotations
 

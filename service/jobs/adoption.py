@@ -58,7 +58,7 @@ def write_new_records(settings: Settings, *records: SceneRecord | JobRecord) -> 
 def open_store(settings: Settings) -> Store:
     """The store, if it is sound; what is in danger of being lost is copied first."""
     database = settings.database
-    remedy = f"or run hyperscene adopt --data {settings.data}, which makes it anew from the folders"
+    remedy = f"or run hyperscene adopt --data {settings.data}, which rebuilds it from the folders"
     if not database.exists() and any(any((settings.data / name).iterdir()) for name in ("scenes", "jobs")):
         raise StoreDamaged(
             f"{settings.data} holds scenes or jobs, but {database.name} is missing: restore a backup, {remedy}"

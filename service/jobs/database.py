@@ -32,7 +32,7 @@ class StoreUnusable(ServiceError):
 
 
 class StoreDamaged(StoreUnusable):
-    """The file is damaged or missing, and can be made anew from the records in the data folder."""
+    """The file is damaged or missing, and can be rebuilt from the records in the data folder."""
 
 
 class Database:

@@ -84,15 +84,20 @@ class BandViewReader:
 
     def read(self, top: int, bottom: int) -> PixelRows:
         """Rows top..bottom, in the bundle's bands."""
-        shape = bottom - top, self._view.scene.cols
-        cube, valid = np.empty((*shape, len(self._view.fill)), np.float32), np.empty(shape, bool)
+        fill, shape = self._view.fill, (bottom - top, self._view.scene.cols)
+        # Rows without data take no memory: the cube is made when the first valid pixel is found.
+        cube, valid = np.broadcast_to(fill, (*shape, len(fill))), np.zeros(shape, bool)
         for row in range(top, bottom):
             self.absurd_in_row.pop(row, None)  # of an earlier read
         for window in self._pixels.windows(top, bottom):
             self._stop.raise_if_cancelled()
             rows, cols = (slice(start - first, stop - first) for (start, stop), first in
                           zip(window.toranges(), (top, 0), strict=True))  # fmt: skip
-            cube[rows, cols], valid[rows, cols] = self._read_part(window)
+            part, part_valid = self._read_part(window)
+            if part_valid.any() and not cube.flags.writeable:
+                cube = cube.copy()
+            if cube.flags.writeable:
+                cube[rows, cols], valid[rows, cols] = part, part_valid
         pixels = PixelRows(top, cube, valid)
         if self._sample is not None:
             self._sample.add(pixels)
