@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any
@@ -225,9 +226,34 @@ def check_scheduler(address: str | None, files: tuple[Path | None, Path | None, 
         raise ValueError("tls:// needs the certificate of an authority, a certificate and its key")
     if (address or "").startswith("tcp:") and any(files):
         raise ValueError("certificates are given, but tcp:// is not encrypted: use tls://")
-    for file in files:
-        if file is not None and not file.is_file():
-            raise ValueError(f"there is no file {file}")
+    ca, cert, key = files
+    if ca is not None and cert is not None and key is not None:
+        check_certificates(ca, cert, key)
+
+
+def check_certificates(ca: Path, cert: Path, key: Path) -> None:
+    """Refuse files that TLS cannot use, by name: the errors of the ssl module name none."""
+    for file in (ca, cert, key):
+        try:
+            file.open("rb").close()
+        except FileNotFoundError:
+            raise ValueError(f"there is no file {file}") from None
+        except PermissionError:
+            raise ValueError(f"user {os.geteuid()} cannot read {file}: change its owner or mode") from None
+        except OSError as error:
+            raise ValueError(f"cannot read {file}: {error.strerror}") from None
+
+    def no_password() -> str:
+        raise ValueError(f"{key} is encrypted: remove its password with openssl pkey")
+
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except ssl.SSLError:
+        raise ValueError(f"{ca} holds no certificate in PEM format") from None
+    try:
+        context.load_cert_chain(cert, key, no_password)
+    except ssl.SSLError:
+        raise ValueError(f"{cert} and {key} are not a certificate and its private key in PEM format") from None
 
 
 def child_environment() -> dict[str, str]:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from distributed.core import Status
 from hyperscene.service.cluster.tasks import EngineOptions, version_tag
 from hyperscene.service.cluster.worker_pool import LEAVING_KEY, adopt_logs, error_line, tls_security
 from hyperscene.service.cluster.worker_state import CPU, GPU
+from hyperscene.service.settings import check_certificates
 
 log = logging.getLogger("hyperscene.worker")
 
@@ -25,6 +27,7 @@ RETRY_S = 1.0
 JOIN_S = 10.0
 LEAVE_S = 2.0
 POLL_EVERY_S = 0.2
+REMIND_EVERY_S = 60.0
 # Dask monitors itself more than fifty times a second, which takes 5 % of a core from each worker.
 DASK_SETTINGS = {
     "distributed.worker.profile.enabled": False,
@@ -84,20 +87,22 @@ async def run_worker(config: WorkerConfig) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    is_warned = False
+    warned_at = -REMIND_EVERY_S
     while not stopped.is_set():
         try:
             await _join_once(config, stopped)
-            is_warned = False
+            warned_at = -REMIND_EVERY_S
         except Exception as error:  # the scheduler is not running (yet)
-            if not is_warned:
+            if time.monotonic() - warned_at >= REMIND_EVERY_S:
                 log.warning("cannot join %s (%s): trying again", config.scheduler, error_line(error))
-            is_warned = True
+                warned_at = time.monotonic()
         with suppress(TimeoutError):
             await asyncio.wait_for(stopped.wait(), RETRY_S)
 
 
 async def _join_once(config: WorkerConfig, stopped: asyncio.Event) -> None:
+    if config.ca and config.cert and config.key:
+        check_certificates(config.ca, config.cert, config.key)  # they may have changed since the start
     nanny = config.nanny()
     joining = asyncio.ensure_future(nanny.start())
     leaving = asyncio.ensure_future(stopped.wait())

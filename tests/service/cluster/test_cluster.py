@@ -18,8 +18,10 @@ import pytest
 
 from hyperscene.lru import LruCache
 from hyperscene.model.bundle import load_bundle
-from hyperscene.service.cluster import dispatch, tasks
+from hyperscene.service.cluster import dispatch, tasks, worker_main
 from hyperscene.service.cluster.remote_engine import Cluster
+from hyperscene.service.cluster.tasks import EngineOptions
+from hyperscene.service.cluster.worker_main import WorkerConfig, run_worker
 from hyperscene.service.cluster.worker_pool import LOAD_S, WorkerPool
 from hyperscene.service.cluster.worker_state import WorkerState
 from hyperscene.service.mapping.band_view import PixelRows
@@ -43,6 +45,8 @@ from tests.scenes import WAVELENGTHS, write_tif
 from tests.server import RunningServer, running_server, wait_for
 
 pytestmark = pytest.mark.slow
+# root reads every file; so that a test can take a file from it, it has to do without this right.
+WITHOUT_ROOTS_RIGHTS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all")
 
 POISON, SLOW = 77.0, 78.0  # as in poison/sitecustomize.py
 # Ten rows of tiles of a slow scene: half a second each on one worker.
@@ -519,8 +523,7 @@ asyncio.run(main())
 """
 
 
-def test_strips_are_sent_over_tls_with_certificates(tmp_path, bundles):
-    certificates = make_certificates(tmp_path)
+def test_strips_are_sent_over_tls_with_certificates(tmp_path, bundles, certificates):
     ca, cert, key = certificates
     scheduler_options = ("--tls-ca-file", ca, "--tls-cert", cert, "--tls-key", key)
     cluster = RunningCluster(tmp_path / "cluster", *scheduler_options, scheme="tls")
@@ -542,10 +545,11 @@ def test_strips_are_sent_over_tls_with_certificates(tmp_path, bundles):
         cluster.stop()
 
 
-@pytest.fixture(autouse=True)
-def _needs_openssl(request):
-    if "certificates" in request.node.name and shutil.which("openssl") is None:
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    if shutil.which("openssl") is None:
         pytest.skip("there is no openssl")
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 def make_certificates(folder):
@@ -574,6 +578,54 @@ def test_a_worker_refuses_wrong_options(options, words):
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("damaged", "words"),
+    [
+        ("ca", "{ca} holds no certificate"),
+        ("cert", "{cert} and {key} are not a certificate and its private key"),
+        ("key", "{cert} and {key} are not a certificate and its private key"),
+        ("encrypted", "{key} is encrypted"),
+        ("unreadable", "cannot read {key}"),
+    ],
+)
+def test_files_that_tls_cannot_use_are_named_at_the_start(certificates, tmp_path, damaged, words):
+    files = {name: tmp_path / f"{name}.pem" for name in ("ca", "cert", "key")}
+    for source, target in zip(certificates, files.values(), strict=True):
+        shutil.copy(source, target)
+    command = [sys.executable, "-m", "hyperscene.service.cli", "worker", "--scheduler", "tls://127.0.0.1:1"]
+    if damaged in files:
+        files[damaged].write_text("no certificate\n")
+    elif damaged == "encrypted":
+        encrypt = ["openssl", "pkey", "-in", certificates[2], "-aes256", "-passout", "pass:hush", "-out", files["key"]]
+        subprocess.run(encrypt, check=True)
+    else:
+        files["key"].chmod(0)
+        command = [*WITHOUT_ROOTS_RIGHTS, *command]
+    options = [word for name, file in files.items() for word in (f"--{name}", str(file))]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
+    assert done.returncode == 2
+    assert words.format(**files) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_worker_names_a_certificate_that_is_lost_later_and_says_so_again(certificates, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(worker_main, "REMIND_EVERY_S", 0.0)
+    monkeypatch.setattr(worker_main, "RETRY_S", 0.01)
+    key = tmp_path / "lost.pem"
+    ca, cert, _ = certificates
+    config = WorkerConfig("tls://127.0.0.1:1", EngineOptions("cpu", 1, 1), ca=ca, cert=cert, key=key)
+
+    async def run_until_reminded():
+        running = asyncio.ensure_future(run_worker(config))
+        while len(caplog.records) < 2:
+            await asyncio.sleep(0.01)
+        signal.raise_signal(signal.SIGTERM)
+        await running
+
+    asyncio.run(run_until_reminded())
+    assert all(f"there is no file {key}" in record.getMessage() for record in caplog.records)
 
 
 def test_a_worker_without_the_requested_device_ends_at_once():
