@@ -19,6 +19,7 @@ from distributed.core import Status
 from hyperscene.service.cluster.tasks import EngineOptions, version_tag
 from hyperscene.service.cluster.worker_pool import LEAVING_KEY, adopt_logs, error_line, tls_security
 from hyperscene.service.cluster.worker_state import CPU, GPU
+from hyperscene.service.health_check import HEARTBEAT_VARIABLE
 from hyperscene.service.settings import check_certificates
 
 log = logging.getLogger("hyperscene.worker")
@@ -114,6 +115,7 @@ async def _join_once(config: WorkerConfig, stopped: asyncio.Event) -> None:
         await _record_leaving(nanny, False)  # an earlier worker may have left this address
         log.info("joined %s as %s", config.scheduler, nanny.worker_address)
         while nanny.status in (Status.running, Status.init, Status.starting) and not stopped.is_set():
+            _beat()
             await asyncio.sleep(POLL_EVERY_S)
         if stopped.is_set():
             await _record_leaving(nanny, True)
@@ -124,6 +126,13 @@ async def _join_once(config: WorkerConfig, stopped: asyncio.Event) -> None:
         leaving.cancel()
         with suppress(Exception):
             await nanny.close(timeout=LEAVE_S)
+
+
+def _beat() -> None:
+    """Tell the container's health check that the worker is in the cluster."""
+    if file := os.environ.get(HEARTBEAT_VARIABLE):
+        with suppress(OSError):  # the check then says that the worker is not connected
+            Path(file).touch()
 
 
 async def _record_leaving(nanny: Nanny, is_leaving: bool) -> None:

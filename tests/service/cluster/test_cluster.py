@@ -24,6 +24,7 @@ from hyperscene.service.cluster.tasks import EngineOptions
 from hyperscene.service.cluster.worker_main import WorkerConfig, run_worker
 from hyperscene.service.cluster.worker_pool import LOAD_S, WorkerPool
 from hyperscene.service.cluster.worker_state import WorkerState
+from hyperscene.service.health_check import check
 from hyperscene.service.mapping.band_view import PixelRows
 from hyperscene.service.mapping.classify import RunControl, WorkersLost
 from hyperscene.service.mapping.engines import make_engine
@@ -531,6 +532,7 @@ def test_strips_are_sent_over_tls_with_certificates(tmp_path, bundles, certifica
     try:
         cluster.add_worker("--ca", ca, "--cert", cert, "--key", key)
         cluster.wait_for_workers()
+        check(["dask", "scheduler", "--port", str(cluster.port), *map(str, scheduler_options)], {})
         settings = Settings(cluster=cluster.address, cluster_ca=ca, cluster_cert=cert, cluster_key=key)
         connection = Cluster(settings)
         bundle = load_bundle(bundles / "pooled.onnx")
