@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from hyperscene.model.probing import CACHE_VARIABLE
+from hyperscene.service import health_check
 from hyperscene.service.commands.serve import LAST_RESORT_S
 from hyperscene.service.settings import Settings
 from tests.lifetimes import ends_with_parent
@@ -152,6 +153,16 @@ def test_only_the_service_reaches_the_cluster(composed):
     assert found["services"]["service"]["environment"]["HYPERSCENE_CLUSTER"] == "tcp://scheduler:8786"
 
 
+@pytest.mark.containers
+def test_prometheus_is_recreated_when_its_key_is_in_another_file(composed, tmp_path):
+    # Compose compares the volumes of a service, paths included, but only the names of its secrets.
+    for key in (DEPLOY / "prometheus" / "no_key", tmp_path / "key"):
+        prometheus = composed(CPU, METRICS_KEY_FILE=key)["services"]["prometheus"]
+        (mount,) = [each for each in prometheus["volumes"] if "/run/secrets/metrics_key" in str(each)]
+        assert str(key) in str(mount)
+        assert "secrets" not in prometheus
+
+
 def test_example_environment_describes_every_setting_and_has_its_real_default():
     found = re.findall(r"^# (.*)\n#?(HYPERSCENE_\w+)=(.*)$", (DEPLOY / ".env.example").read_text(), re.MULTILINE)
     stated = {name: (description, default) for description, name, default in found}
@@ -180,7 +191,7 @@ def test_no_file_names_a_setting_that_does_not_exist():
     files = [file for file in DEPLOY.rglob("*") if file.is_file() and file.suffix != ".onnx"]
     for file in [*files, ROOT / "docs" / "deployment.md"]:
         named = set(re.findall(r"\bHYPERSCENE_\w+", file.read_text()))
-        assert named <= VARIABLES | {CACHE_VARIABLE}, file
+        assert named <= VARIABLES | {CACHE_VARIABLE, health_check.HEARTBEAT_VARIABLE}, file
 
 
 # The image
@@ -234,10 +245,33 @@ def test_an_image_has_its_extras_and_only_the_training_image_has_torch(target, e
     assert (torch in installs) == (target == "train")
 
 
-def test_only_images_that_serve_have_a_health_check():
+def test_only_images_of_the_service_and_the_cluster_have_a_health_check():
     for target in ("cpu", "gpu"):
-        assert "/readyz" in dict(lineage(target))["HEALTHCHECK"]
+        assert health_check.__name__ in dict(lineage(target))["HEALTHCHECK"]
     assert "HEALTHCHECK" not in dict(lineage("train"))
+
+
+@pytest.mark.containers
+def test_compose_leaves_the_health_check_of_each_role_to_the_image(composed):
+    services = composed(CLUSTER)["services"]
+    assert not [name for name in ("service", "scheduler", "worker") if "healthcheck" in services[name]]
+
+
+def sources_of(name):
+    """The files of the repository that a stage and those it is made from depend on."""
+    found = set()
+    for instruction, rest in lineage(name):
+        if origin := re.search(r"--from=(\S+)", rest):
+            found |= sources_of(origin[1])
+        elif instruction == "COPY":
+            found |= set(rest.split()[:-1])
+    return found
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu", "train"])
+def test_a_change_of_the_sources_does_not_install_the_requirements_again(target):
+    assert sources_of(f"{target}-environment") == {"pyproject.toml", "deploy/constraints.txt"}
+    assert {"hyperscene", "model", "service", "training"} <= sources_of(target)
 
 
 def test_the_build_context_holds_exactly_what_the_image_copies():
@@ -248,7 +282,7 @@ def test_the_build_context_holds_exactly_what_the_image_copies():
         if instruction == "COPY" and "--from" not in rest
         for word in rest.split()[:-1]
     ]
-    assert sorted(copied) == sorted(in_context)
+    assert sorted(set(copied)) == sorted(in_context)
     assert all((ROOT / name).exists() for name in copied)
 
 
