@@ -21,11 +21,13 @@ COMMANDS = {
     "chromium": ("chromium", "chromium-browser", "google-chrome"),
     "nginx": ("nginx", "/usr/sbin/nginx"),
     "containers": ("docker-compose",),
+    "docker": ("docker",),
     "prometheus": ("promtool",),
     "kubectl": ("kubectl",),
     "hadolint": ("hadolint", str(Path(sys.executable).with_name("hadolint"))),
 }
-PACKAGES = {"nginx": "nginx-light", "containers": "docker-compose"}  # where the name is another than the marker's
+# Where the name is another than the marker's.
+PACKAGES = {"nginx": "nginx-light", "containers": "docker-compose", "docker": "docker.io"}
 CHROMIUM_FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
