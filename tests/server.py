@@ -24,11 +24,18 @@ PROGRAM = str(Path(sys.executable).with_name("hyperscene"))
 class RunningServer:
     """A server process; its log is in the file `log`."""
 
-    def __init__(self, data: Path, *options: object, cwd: Path | None = None, **environment: str) -> None:
+    def __init__(
+        self,
+        data: Path,
+        *options: object,
+        cwd: Path | None = None,
+        within: tuple[str, ...] = (),  # a command that runs the server
+        **environment: str,
+    ) -> None:
         self.data = data
         self.log = data.with_name(data.name + ".log")
         self._log = self.log.open("ab")
-        command = [PROGRAM, "serve", "--port", "0", "--data", str(data)]
+        command = [*within, PROGRAM, "serve", "--port", "0", "--data", str(data)]
         self.process = subprocess.Popen(
             [*command, *map(str, options)], stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=cwd,
             env=os.environ | environment, preexec_fn=ends_with_parent(accepts_ctrl_c=True),

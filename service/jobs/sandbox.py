@@ -29,6 +29,8 @@ log = logging.getLogger("hyperscene.sandbox")
 
 # A process that holds more memory than this after a request is replaced: allocators rarely give it back.
 KEPT_BYTES = 512 << 20
+# A process that ends may have been killed for another reason than its file, for instance by a machine without memory.
+ATTEMPTS = 3
 POLL_S = 0.5
 
 
@@ -104,28 +106,31 @@ class _SandboxProcess:
         return response
 
     def _exchange(self, request: bytes, is_over: Callable[[], bool]) -> dict[str, Any] | None:
-        for _ in range(2):  # a process that ended since the last request is replaced
+        deadline = time.monotonic() + self._limits.seconds
+        for _ in range(ATTEMPTS):
             child = self._running()
             try:
                 child.stdin.write(request)  # type: ignore[union-attr]
                 child.stdin.flush()  # type: ignore[union-attr]
+                line = self._read_line(deadline, is_over)
+            except OSError:  # it ended since the last request
+                line = None
+            if line is not None:
+                held_bytes, response = json.loads(line)
+                if held_bytes > KEPT_BYTES:
+                    self._drop()
+                    self._start_early()
+                return dict(response)
+            self._drop()
+            if self._is_closed or is_over() or time.monotonic() >= deadline:
                 break
-            except OSError:
-                self._drop()
-        else:
-            return None
-        line = self._read_line(time.monotonic() + self._limits.seconds, is_over)
-        if line is None:
-            self._drop()
-            if not self._is_closed:
-                self._running()  # start the next process now, before the next request
-            return None
-        held_bytes, response = json.loads(line)
-        if held_bytes > KEPT_BYTES:
-            self._drop()
-            if not self._is_closed:
-                self._running()
-        return dict(response)
+        self._start_early()
+        return None
+
+    def _start_early(self) -> None:
+        """Start the next process now, before the next request."""
+        if not self._is_closed:
+            self._running()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._is_closed:
