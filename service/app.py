@@ -31,7 +31,7 @@ from hyperscene.service.api.problems import UnexpectedErrors, add_exception_hand
 from hyperscene.service.api.processes import OPENAPI_TYPE
 from hyperscene.service.jobs.admission import Admission
 from hyperscene.service.jobs.adoption import open_store, sweep
-from hyperscene.service.jobs.disk import close_to_others
+from hyperscene.service.jobs.disk import close_to_others, flush
 from hyperscene.service.jobs.inspector import Inspector
 from hyperscene.service.jobs.layers import LayerReader
 from hyperscene.service.jobs.models import Models, load_models
@@ -151,6 +151,9 @@ def locked_data_folder(settings: Settings) -> Generator[None, None, None]:
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("scenes", "jobs", "incoming", "workers", "quarantine"):
             (settings.data / name).mkdir(mode=0o700, exist_ok=True)
+        for folder in (settings.data, settings.data.parent):
+            with suppress(OSError):  # the parent may not be readable
+                flush(folder)
         lock = (settings.data / "lock").open("w")
     except OSError as error:
         raise OutputUnwritable(

@@ -203,7 +203,8 @@ class Worker:
                 rmtree(results, ignore_errors=True)
                 attempt.rename(results)
             write_record(results.parent, finished)
-            flush(results.parent)
+            for folder in (results.parent, results.parent.parent):  # the names of the results, and of the job
+                flush(folder)
 
         return self._store.succeed(job, summary, self._settings.keep_results_s, publish)
 
