@@ -212,7 +212,7 @@ def _read_manifest(file: OnnxFile, content: bytes, name: str) -> Manifest:
     try:
         document = json.loads(file.metadata[MANIFEST_KEY])
         version = int(document["format_version"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise BundleRefused(f"the manifest of {name} was edited and cannot be read: export the bundle again") from error
     if version > FORMAT_VERSION:
         raise BundleRefused(

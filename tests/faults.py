@@ -32,13 +32,13 @@ from tests.server import RunningServer, part
 COMPARED = ("classes.tif", "probabilities.tif", "confidence.tif", "classes.qml", "preview.png")
 STRIP_PX = 16
 KEYS = ("first-key", "second-key", "third-key")
-# Victims and the modules of their processes; a server takes its workers with it only if they are killed as well.
+# Victims, and the modules of the child processes that are killed.
 VICTIMS = {
-    "worker": ("hyperscene.service.jobs.worker",),
-    "server": (),
-    "both": ("hyperscene.service.jobs.worker",),
-    "inspector": ("hyperscene.service.jobs.inspector",),
-    "preview": ("hyperscene.service.jobs.previews",),
+    "worker": "hyperscene.service.jobs.worker",
+    "server": "",
+    "both": "hyperscene.service.jobs.worker",
+    "inspector": "hyperscene.service.jobs.inspector",
+    "preview": "hyperscene.service.jobs.previews",
 }
 MAX_UNFINISHED, MAX_SCENES = 2, 8  # of each key
 PATIENCE_S = 300.0
@@ -285,10 +285,7 @@ class Attack:
     def _kill(self, victim: str) -> None:
         """Kill all processes of a kind; a server that ends is started again."""
         self.report.kills[victim] += 1
-        children = [
-            child for child in psutil.Process(self._server.process.pid).children()
-            if any(module in _command(child) for module in VICTIMS[victim])
-        ]  # fmt: skip
+        children = processes_of(self._server, VICTIMS[victim])
         if is_server := victim in ("server", "both"):
             self._server.process.kill()
             self._server.process.wait()
@@ -301,11 +298,14 @@ class Attack:
             self._server = self._start()
 
 
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
+def processes_of(server: RunningServer, module: str) -> list[psutil.Process]:
+    """The child processes of a server that run a module."""
+    found = []
+    for child in psutil.Process(server.process.pid).children():
+        with suppress(psutil.NoSuchProcess):
+            if module in child.cmdline():
+                found.append(child)
+    return found
 
 
 @contextmanager

@@ -115,6 +115,7 @@ def running_file_host(folder: Path, tls: ssl.SSLContext | None = None) -> Iterat
     host = FileHost(folder, scheme="http" if tls is None else "https")
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"host": host}))
     server.daemon_threads = True
+    server.handle_error = lambda *_: None  # a client that disconnects
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     host.port = server.server_address[1]

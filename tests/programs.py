@@ -23,6 +23,7 @@ COMMANDS = {
     "containers": ("docker-compose",),
     "docker": ("docker",),
     "prometheus": ("promtool",),
+    "strace": ("strace",),
     "kubectl": ("kubectl",),
     "hadolint": ("hadolint", str(Path(sys.executable).with_name("hadolint"))),
 }

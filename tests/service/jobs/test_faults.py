@@ -16,7 +16,9 @@ import pytest
 
 from hyperscene.training.data.synthetic import SyntheticScene, write_scene
 from tests.command_line import refusal, run
-from tests.faults import Attack, undisturbed
+from tests.faults import Attack, processes_of, undisturbed
+from tests.fuzz import Fuzzer
+from tests.power_cuts import KINDS, memory_folder, record, replay
 from tests.programs import POISON_PATH
 from tests.scenes import WAVELENGTHS, write_tif
 from tests.server import RunningServer, part, running_server, wait_for
@@ -47,6 +49,41 @@ def test_nothing_is_lost_when_processes_are_killed(tmp_path):
     assert report.jobs >= 3
     assert report.scenes >= 3
     assert report.resumes > 0
+
+
+def test_a_scene_is_inspected_again_if_its_process_is_killed(tmp_path, bundle_folder, small_scene):
+    with running_server(tmp_path / "data", "--bundles", bundle_folder, "--device", "cpu") as server:
+        responses: list[httpx.Response] = []
+        request = server.client.build_request("POST", "/scenes", files={"scene": part(small_scene)})
+        for process in (inspectors := processes_of(server, "hyperscene.service.jobs.inspector")):
+            process.suspend()
+        caller = threading.Thread(target=lambda: responses.append(send(request)))
+        caller.start()
+        wait_for(lambda: list((server.data / "incoming").glob("*/scene.tif")))
+        wait_for(lambda: server.client.get("/livez").status_code == 200)
+        for process in inspectors:
+            process.kill()
+        caller.join(60)
+    assert inspectors
+    assert responses[0].status_code == 201, responses[0].text
+
+
+def test_hostile_requests_are_answered_and_end_no_process(tmp_path):
+    """All past findings, and some random requests."""
+    report = Fuzzer(tmp_path, seed=1).run(requests=400)
+    assert report.findings == {}
+    assert report.requests == 400
+
+
+@pytest.mark.strace
+def test_a_power_cut_loses_nothing_that_was_acknowledged(tmp_path):
+    with memory_folder() as states:
+        report = replay(record(tmp_path), states / "state", share=0.02)
+    assert report.findings == {}
+    assert set(report.states) == set(KINDS)
+    assert len(report.acknowledged.scenes) == 1
+    assert len(report.acknowledged.jobs) == 3
+    assert len(report.acknowledged.successful) == 2
 
 
 def test_python_files_in_the_working_folder_are_not_imported(tmp_path, small_scene):
