@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
@@ -194,7 +195,7 @@ class Fuzzer:
             sound, expected = tiff_request(sound_tiff().content(), "/classify"), None
             expected = self._mapped(sound)
             self._attack(seeds(), 1)
-            self._attack([self._make() for _ in range(requests - self.report.requests)], CONNECTIONS)
+            self._attack((self._make() for _ in range(requests - self.report.requests)), CONNECTIONS)
             self.report.seconds = time.monotonic() - began
             self._drop_all()
             if self._server.process.poll() is not None:
@@ -266,7 +267,7 @@ class Fuzzer:
         [kind] = self._random.choices(kinds, [self._generators[kind][0] for kind in kinds])
         return self._generators[kind][1](self._random)
 
-    def _attack(self, requests: list[HostileRequest], connections: int) -> None:
+    def _attack(self, requests: Iterable[HostileRequest], connections: int) -> None:
         waiting = iter(requests)
 
         def work() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import struct
 from collections.abc import Callable
@@ -113,17 +114,16 @@ class Tiff:
 
 
 def pack(order: str, kind: int, values: list | bytes) -> bytes:
-    """Values of a tag in its type, those that do not fit cut to it."""
+    """Values of a tag in its type; those that it cannot hold are cut, or 0."""
     if isinstance(values, bytes):
         return values
     code = PACKED.get(kind, "H")
     if code in "fd":
-        limit = 3e38 if code == "f" else 1.8e308
-        return struct.pack(
-            f"{order}{len(values)}{code}", *[v if abs(v) < limit or v != v else 0.0 for v in map(float, values)]
-        )
+        limit = 3e38 if code == "f" else float("inf")
+        return struct.pack(f"{order}{len(values)}{code}", *[0.0 if limit < abs(v) < math.inf else v for v in values])
     size = struct.calcsize(code)
-    return b"".join((int(v) % 2 ** (8 * size)).to_bytes(size, "little" if order == "<" else "big") for v in values)
+    whole = [int(value) % 2 ** (8 * size) if math.isfinite(value) else 0 for value in values]
+    return b"".join(value.to_bytes(size, "little" if order == "<" else "big") for value in whole)
 
 
 def sound_tiff(rows: int = 20, cols: int = 16, bands: int = 5, *, data: bool = True, **changes: object) -> Tiff:

@@ -76,8 +76,9 @@ def test_an_onnx_file_of_another_program_is_refused(tmp_path):
         load_bundle(path)
 
 
-def test_a_manifest_that_is_not_json_is_refused(tmp_path):
-    write_with(tmp_path / "b.onnx", pixel_graph(), "{not json")
+@pytest.mark.parametrize("manifest", ["{not json", "[]", "[" * 100_000, '{"format_version": 1e400}'])
+def test_a_manifest_that_cannot_be_read_is_refused(tmp_path, manifest):
+    write_with(tmp_path / "b.onnx", pixel_graph(), manifest)
     with pytest.raises(BundleRefused, match="cannot be read"):
         load_bundle(tmp_path / "b.onnx")
 
