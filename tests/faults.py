@@ -55,7 +55,7 @@ class Report:
     dismissed: int = 0
     previews: int = 0
     resumes: int = 0
-    findings: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list, repr=False)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import http.client
 import json
 import multiprocessing
 import os
-import pickle
 import random
 import re
 import socket
@@ -41,7 +40,6 @@ from tests.fuzz_corpus import (
     generators,
     seeds,
     sound_tiff,
-    tiff_request,
 )
 from tests.server import RunningServer
 
@@ -192,25 +190,26 @@ class Fuzzer:
             self._start(stack)
             self._watch(stack)
             began = time.monotonic()
-            sound, expected = tiff_request(sound_tiff().content(), "/classify"), None
-            expected = self._mapped(sound)
+            expected = self._map_sound()
             self._attack(seeds(), 1)
             self._attack((self._make() for _ in range(requests - self.report.requests)), CONNECTIONS)
             self.report.seconds = time.monotonic() - began
             self._drop_all()
             if self._server.process.poll() is not None:
                 self._found("the server ended", None)
-            elif self._mapped(sound) != expected:
+            elif self._map_sound() != expected:
                 self._found("a sound scene gets other bytes than before", None)
+            if self.report.requests < requests:
+                self._found(f"only {self.report.requests} requests were sent", None)
         self._read_log()
         return self.report
 
     def replay(self, path: Path) -> Answer | None:
         """Send a saved request to a new server."""
-        request = pickle.loads(path.read_bytes())
+        request = HostileRequest.loaded(path.read_bytes())
         with ExitStack() as stack:
             self._start(stack)
-            self._mapped(tiff_request(sound_tiff().content(), "/classify"))
+            self._map_sound()
             return self._send(Connection(self._server.url), request)
 
     def _start(self, stack: ExitStack) -> None:
@@ -271,14 +270,18 @@ class Fuzzer:
         waiting = iter(requests)
 
         def work() -> None:
+            os.nice(5)  # of this thread only: the server's responses come first
             connection = Connection(self._server.url)
             while self._server.process.poll() is None:
                 with self._lock:
                     request = next(waiting, None)
                 if request is None:
                     break
-                self._judge(request, self._send(connection, request))
-                self._drop_old(connection)
+                try:
+                    self._judge(request, self._send(connection, request))
+                    self._drop_old(connection)
+                except Exception as error:
+                    self._found(f"the fuzzer failed: {error!r}", request)
             connection.close()
 
         threads = [threading.Thread(target=work) for _ in range(connections)]
@@ -339,11 +342,11 @@ class Fuzzer:
                 self._findings.mkdir(exist_ok=True)
                 name = re.sub(r"\W+", "-", finding)[:60]
                 path = self._findings / f"{name}-{self.report.findings[finding]}.request"
-                path.write_bytes(pickle.dumps(request))
+                path.write_bytes(request.saved())
                 print(f"found: {finding}: {request.kind}, saved as {path}", file=sys.stderr, flush=True)
 
-    def _mapped(self, sound: HostileRequest) -> bytes:
-        """The map of a sound scene, whose scene and job later requests are about."""
+    def _map_sound(self) -> bytes:
+        """The map of a sound scene; later requests are about this scene and its job."""
         client = self._server.client
         client.headers["X-API-Key"] = KEY
         scene = client.post("/scenes", content=sound_tiff().content())
@@ -417,7 +420,6 @@ def main() -> int:
         if options.replay:
             print(fuzzer.replay(options.replay))
             return 0
-        os.nice(5)  # the server's responses come first
         report = fuzzer.run(options.requests)
     if report.livez_p99_s > LIVEZ_P99_S:
         report.findings[f"/livez p99 is {1000 * report.livez_p99_s:.0f} ms"] += 1

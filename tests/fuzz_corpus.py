@@ -54,6 +54,16 @@ class HostileRequest:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | None = None
 
+    def saved(self) -> bytes:
+        """The request for a file: a line of JSON, then the body."""
+        return json.dumps([self.kind, self.method, self.target, self.headers]).encode() + b"\n" + (self.body or b"")
+
+    @staticmethod
+    def loaded(content: bytes) -> HostileRequest:
+        """A request that was saved."""
+        head, _, body = content.partition(b"\n")
+        return HostileRequest(*json.loads(head), body or None)
+
     def raw(self, existing: dict[str, str]) -> bytes:
         """The bytes on the connection."""
         target, body = self.target, self.body
