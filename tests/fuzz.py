@@ -181,7 +181,8 @@ class Fuzzer:
         self._lock = threading.Lock()
         self._scenes: deque[str] = deque()
         self._jobs: deque[str] = deque()
-        self._existing: dict[str, str] = {}
+        self._existing: dict[str, str] = {}  # a sound scene and its job, and the hosts
+        self._makers: dict[str, HostileRequest] = {}  # of scenes and jobs
         self.report = Report()
 
     def run(self, requests: int) -> Report:
@@ -196,21 +197,26 @@ class Fuzzer:
             self.report.seconds = time.monotonic() - began
             self._drop_all()
             if self._server.process.poll() is not None:
-                self._found("the server ended", None)
+                self._found("the server ended")
             elif self._map_sound() != expected:
-                self._found("a sound scene gets other bytes than before", None)
+                self._found("a sound scene gets other bytes than before")
             if self.report.requests < requests:
-                self._found(f"only {self.report.requests} requests were sent", None)
+                self._found(f"only {self.report.requests} requests were sent")
         self._read_log()
         return self.report
 
-    def replay(self, path: Path) -> Answer | None:
-        """Send a saved request to a new server."""
-        request = HostileRequest.loaded(path.read_bytes())
+    def replay(self, paths: list[Path]) -> list[Answer | None]:
+        """Send saved requests to a new server; each can be about the scene or the job that the one before made."""
+        answers = []
         with ExitStack() as stack:
             self._start(stack)
             self._map_sound()
-            return self._send(Connection(self._server.url), request)
+            for path in paths:
+                request = HostileRequest.loaded(path.read_bytes())
+                answers.append(answer := self._send(Connection(self._server.url), request, self._existing))
+                if answer and (made := self._made(request, answer)):
+                    self._existing |= made
+        return answers
 
     def _start(self, stack: ExitStack) -> None:
         bundles, files = self._folder / "bundles", self._folder / "files"
@@ -255,9 +261,9 @@ class Fuzzer:
             self.report.livez_requests = len(latencies)
             self.report.livez_p99_s = latencies[int(0.99 * (len(latencies) - 1))]
             if failures:
-                self._found(f"/livez failed {failures} times", None)
+                self._found(f"/livez failed {failures} times")
             if self.report.memory_bytes > MEMORY_BYTES:
-                self._found(f"the processes took {self.report.memory_bytes / 1e9:.2f} GB together", None)
+                self._found(f"the processes took {self.report.memory_bytes / 1e9:.2f} GB together")
 
         stack.callback(stop)
 
@@ -278,7 +284,8 @@ class Fuzzer:
                 if request is None:
                     break
                 try:
-                    self._judge(request, self._send(connection, request))
+                    existing = self._existing | self._hostile()
+                    self._judge(request, self._send(connection, request, existing), existing)
                     self._drop_old(connection)
                 except Exception as error:
                     self._found(f"the fuzzer failed: {error!r}", request)
@@ -290,12 +297,18 @@ class Fuzzer:
         for thread in threads:
             thread.join()
 
-    def _send(self, connection: Connection, request: HostileRequest) -> Answer | None:
+    def _hostile(self) -> dict[str, str]:
+        """A scene and a job that an earlier request made, half of the time."""
+        with self._lock:
+            known = {name: ids for name, ids in (("scene", self._scenes), ("job", self._jobs)) if ids}
+            return {name: random.choice(ids) for name, ids in known.items() if random.random() < 0.5}
+
+    def _send(self, connection: Connection, request: HostileRequest, existing: dict[str, str]) -> Answer | None:
         """The answer; None if there is none in time."""
         if request.method == "INSPECT":
             return self._inspect(request)
         try:
-            return connection.send(request.raw(self._existing), request.method)
+            return connection.send(request.raw(existing), request.method)
         except TimeoutError:
             connection.close()
             return None
@@ -312,38 +325,50 @@ class Fuzzer:
             return Answer(500, dict.fromkeys(RESPONSE_HEADERS, ""), repr(error).encode())
         return Answer(200, dict.fromkeys(RESPONSE_HEADERS, ""))
 
-    def _judge(self, request: HostileRequest, answer: Answer | None) -> None:
+    def _made(self, request: HostileRequest, answer: Answer) -> dict[str, str]:
+        """The scene or the job that a request made."""
+        found = re.search(r"/(scene|job)s/(\w{32})$", answer.headers.get("location", ""))
+        if answer.status != 201 or found is None:
+            return {}
+        self._makers[found[2]] = request
+        return {found[1]: found[2]}
+
+    def _judge(self, request: HostileRequest, answer: Answer | None, existing: dict[str, str]) -> None:
         with self._lock:
             self.report.requests += 1
             self.report.kinds[request.kind] += 1
             if self.report.requests % 5000 == 0:
                 print(f"{self.report.requests}: {dict(self.report.statuses)}", file=sys.stderr, flush=True)
         if answer is None:
-            self._found(f"no response within {TIMEOUT_S:.0f} s", request)
+            self._found(f"no response within {TIMEOUT_S:.0f} s", request, existing)
             return
         with self._lock:
             self.report.statuses[answer.status] += 1
             self.report.slowest_s = max(self.report.slowest_s, answer.seconds)
             self.report.sandbox_deaths += b" of memory: " in answer.body
-            if answer.status == 201 and (
-                found := re.search(r"/(scenes|jobs)/(\w{32})$", answer.headers.get("location", ""))
-            ):
-                (self._scenes if found[1] == "scenes" else self._jobs).append(found[2])
+            for name, made in self._made(request, answer).items():
+                (self._scenes if name == "scene" else self._jobs).append(made)
         for finding in faults_of(answer, str(self._folder).encode()):
-            self._found(finding, request)
+            self._found(finding, request, existing)
         if self._forbidden.requests:
             self._forbidden.requests.clear()
             self._found("a host out of the list was asked", request)
 
-    def _found(self, finding: str, request: HostileRequest | None) -> None:
+    def _found(
+        self, finding: str, request: HostileRequest | None = None, existing: dict[str, str] | None = None
+    ) -> None:
+        """Note a fault, and save the request with those that made what it was about."""
         with self._lock:
             self.report.findings[finding] += 1
-            if request is not None and self.report.findings[finding] <= 3:
-                self._findings.mkdir(exist_ok=True)
-                name = re.sub(r"\W+", "-", finding)[:60]
-                path = self._findings / f"{name}-{self.report.findings[finding]}.request"
-                path.write_bytes(request.saved())
-                print(f"found: {finding}: {request.kind}, saved as {path}", file=sys.stderr, flush=True)
+            count = self.report.findings[finding]
+            if request is None or count > 3:
+                return
+            makers = [self._makers[id] for id in (existing or {}).values() if id in self._makers]
+            self._findings.mkdir(exist_ok=True)
+            name = re.sub(r"\W+", "-", finding)[:60]
+            for step, sent in enumerate([*makers, request]):
+                (self._findings / f"{name}-{count}-{step}.request").write_bytes(sent.saved())
+        print(f"found: {finding}: {request.kind}, saved in {self._findings}", file=sys.stderr, flush=True)
 
     def _map_sound(self) -> bytes:
         """The map of a sound scene; later requests are about this scene and its job."""
@@ -362,9 +387,11 @@ class Fuzzer:
         for name, ids in (("jobs", self._jobs), ("scenes", self._scenes)):
             while len(ids) > keep:
                 with suppress(IndexError, TimeoutError):
-                    raw = HostileRequest("drop", "DELETE", f"/{name}/{ids.popleft()}").raw({})
+                    with self._lock:
+                        self._makers.pop(dropped := ids.popleft(), None)
+                    raw = HostileRequest("drop", "DELETE", f"/{name}/{dropped}").raw({})
                     if (answer := connection.send(raw, "DELETE")).status >= 500:
-                        self._found(f"DELETE /{name}: {answer.status}", None)
+                        self._found(f"DELETE /{name}: {answer.status}")
 
     def _drop_all(self) -> None:
         connection = Connection(self._server.url)
@@ -377,7 +404,7 @@ class Fuzzer:
             with suppress(ValueError):
                 entry = json.loads(line)
                 if entry["level"] in ("error", "critical") or "Traceback" in line:
-                    self._found(f"log: {entry['message'][:200]}: {line[-400:] if 'Traceback' in line else ''}", None)
+                    self._found(f"log: {entry['message'][:200]}: {line[-400:] if 'Traceback' in line else ''}")
 
 
 def faults_of(answer: Answer, folder: bytes) -> list[str]:
@@ -413,12 +440,12 @@ def main() -> int:
     parser.add_argument(
         "--findings", type=Path, default=Path("fuzz-findings"), help="folder for requests with findings"
     )
-    parser.add_argument("--replay", type=Path, help="send one saved request")
+    parser.add_argument("--replay", type=Path, nargs="+", help="send saved requests, in this order")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         fuzzer = Fuzzer(Path(folder), options.seed, options.findings)
         if options.replay:
-            print(fuzzer.replay(options.replay))
+            print(*fuzzer.replay(options.replay), sep="\n")
             return 0
         report = fuzzer.run(options.requests)
     if report.livez_p99_s > LIVEZ_P99_S:
