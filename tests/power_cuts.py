@@ -3,7 +3,8 @@
 strace records what a real server and its processes write, rename, remove and flush in the data folder while scenes are
 uploaded and mapped, and when responses are sent. The disk is then rebuilt as a power cut at each point may leave it,
 and a start of the service from there must know every scene and job that was acknowledged: the scene's bytes, the job's
-status, the bytes of its results. Run by the suite on a sample, and by hand on all: python -m tests.power_cuts
+status, the bytes of its results. What was deleted or dismissed stays so. Run by the suite on a sample, and by hand on
+all: python -m tests.power_cuts
 
 What is covered. A response counts as sent when its system call starts, a write as done when its call returns, and a
 flush covers what had returned before it started. Four disks are built at each point:
@@ -23,6 +24,7 @@ import argparse
 import asyncio
 import codecs
 import hashlib
+import logging
 import os
 import random
 import re
@@ -350,18 +352,25 @@ class Promises:
     jobs: set[str] = field(default_factory=set)
     successful: set[str] = field(default_factory=set)
     dismissed: set[str] = field(default_factory=set)
+    deleted: set[str] = field(default_factory=set)  # scenes
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, vars(self).values()))
 
     def add(self, call: Call) -> bool:
         """Add what a sent response acknowledges; whether it was something."""
         if call.name not in ("sendto", "sendmsg", "write", "writev") or "socket:" not in call.arguments:
             return False
         sent = b"".join(call.strings).decode("latin-1")
-        before = sum(map(len, (self.scenes, self.jobs, self.successful, self.dismissed)))
+        before = self.count
         if sent.startswith("HTTP/1.1 201") and (found := re.search(r"location: \S+/(scenes|jobs)/(\w{32})", sent)):
             getattr(self, found[1]).add(found[2])
         if (job := re.search(r'"jobID":"(\w{32})"', sent)) and (status := re.search(r'"status":"(\w+)"', sent)):
             {"successful": self.successful, "dismissed": self.dismissed}.get(status[1], set()).add(job[1])
-        return sum(map(len, (self.scenes, self.jobs, self.successful, self.dismissed))) > before
+        if sent.startswith("HTTP/1.1 204") and (found := re.search(r"x-request-id: delete-(\w{32})", sent)):
+            self.deleted.add(found[1])
+        return self.count > before
 
 
 @dataclass
@@ -373,6 +382,7 @@ class Run:
     bundles: Path
     scene: bytes
     results: dict[str, bytes]  # of a job
+    deleted: str  # a scene
     strip_px: int = 16
 
 
@@ -387,7 +397,8 @@ def record(folder: Path) -> Run:
     server = RunningServer(folder / "disk" / "data", *options, within=(*STRACE, "-o", str(folder / "record")))
     try:
         server.wait_until_ready()
-        stored = server.client.post("/scenes", content=scene.read_bytes()).json()["id"]
+        stored, deleted = (server.client.post("/scenes", content=scene.read_bytes()).json()["id"] for _ in range(2))
+        server.client.delete(f"/scenes/{deleted}", headers={"X-Request-ID": f"delete-{deleted}"})
         first = server.submit(scene)
         body = {"inputs": {"scene": {"href": f"/scenes/{stored}"}}}
         headers = {"Prefer": "respond-async"}
@@ -400,10 +411,10 @@ def record(folder: Path) -> Run:
         wait_for(lambda: not (server.data / "jobs" / second / "strips").exists())  # the worker has cleaned up
     finally:
         server.stop(within_s=60)
-    wait_for(
-        lambda: f"{server.process.pid}" in (folder / "record").read_text("latin-1").rsplit("+++ exited", 1)[0][-20:]
-    )
-    return Run(read_record(folder / "record"), folder / "disk", folder / "bundles", scene.read_bytes(), results)
+    end = re.compile(rf"^{server.process.pid} +\+\+\+ ", re.MULTILINE)
+    wait_for(lambda: end.search((folder / "record").read_text("latin-1")))
+    calls = read_record(folder / "record")
+    return Run(calls, folder / "disk", folder / "bundles", scene.read_bytes(), results, deleted)
 
 
 class Checker:
@@ -441,8 +452,13 @@ class Checker:
 
     def _lost(self, settings: Settings, resources: app.Resources, promises: Promises) -> Iterator[str]:
         store = resources.store
-        for scene_id in promises.scenes:
+        for scene_id in promises.deleted:
+            if store.scene(scene_id) is not None:
+                yield "the deletion of a scene"
+        for scene_id in promises.scenes - promises.deleted:
             scene = store.scene(scene_id)
+            if scene_id == self._run.deleted and scene is None:
+                continue  # its deletion has begun
             if scene is None or not self._is_whole(data_path(settings, scene)):
                 yield f"a scene ({'its bytes' if scene else 'unknown'})"
         for job_id in promises.jobs:
@@ -560,6 +576,7 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=1.0, help="of the calls after which states are checked")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    logging.disable(logging.CRITICAL)  # each start tells what it recovers
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, memory_folder() as states:
         report = replay(record(Path(folder)), states / "state", options.share, options.seed)

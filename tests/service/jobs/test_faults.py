@@ -81,9 +81,10 @@ def test_a_power_cut_loses_nothing_that_was_acknowledged(tmp_path):
         report = replay(record(tmp_path), states / "state", share=0.02)
     assert report.findings == {}
     assert set(report.states) == set(KINDS)
-    assert len(report.acknowledged.scenes) == 1
+    assert len(report.acknowledged.scenes) == 2
     assert len(report.acknowledged.jobs) == 3
     assert len(report.acknowledged.successful) == 2
+    assert len(report.acknowledged.deleted) == len(report.acknowledged.dismissed) == 1
 
 
 def test_python_files_in_the_working_folder_are_not_imported(tmp_path, small_scene):
