@@ -43,6 +43,7 @@ def small_scene(tmp_path_factory):
     return path
 
 
+@pytest.mark.timeout(900)
 def test_nothing_is_lost_when_processes_are_killed(tmp_path):
     report = Attack(tmp_path, seed=1).run(kills=10)
     assert report.findings == []
@@ -68,6 +69,7 @@ def test_a_scene_is_inspected_again_if_its_process_is_killed(tmp_path, bundle_fo
     assert responses[0].status_code == 201, responses[0].text
 
 
+@pytest.mark.timeout(900)
 def test_hostile_requests_are_answered_and_end_no_process(tmp_path):
     """All past findings, and some random requests."""
     report = Fuzzer(tmp_path, seed=1).run(requests=400)
@@ -76,6 +78,7 @@ def test_hostile_requests_are_answered_and_end_no_process(tmp_path):
 
 
 @pytest.mark.strace
+@pytest.mark.timeout(900)
 def test_a_power_cut_loses_nothing_that_was_acknowledged(tmp_path):
     with memory_folder() as states:
         report = replay(record(tmp_path), states / "state", share=0.02)
