@@ -569,6 +569,11 @@ def seeds() -> list[HostileRequest]:
         scenes = [sound_tiff(**changes) for changes in (huge, far, matrix)]
         del scenes[2].directories[0][SCALE]
         found += [tiff_request(scene.content(), target) for scene in scenes for target in ("/scenes", "/classify")]
+    for value in (float("nan"), float("inf"), 1e300):  # ground control points, which are used when tiles are drawn
+        scene = sound_tiff(tags={TIEPOINT: (DOUBLE, [value, 1.0, 0.0, 2.0, value, 0.0] * 4)})
+        del scene.directories[0][SCALE]
+        found.append(tiff_request(scene.content(), "/classify"))
+        found += [HostileRequest("query", "GET", target) for target in GETS if target.startswith("/jobs/{job}/")]
     found.append(tiff_request(directory_bomb(4000, 1_000_000)))
     found += [tiff_request(sparse_tiff(*shape), target) for shape in ((31_000, 31_000, 64), (100, 500_000, 5))
               for target in ("/scenes", "/classify")]  # fmt: skip
