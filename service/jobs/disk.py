@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 
@@ -42,8 +43,14 @@ def drop_job(settings: Settings, store: Store, job: JobRecord) -> None:
 def drop_scene(settings: Settings, store: Store, scene_id: str) -> bool:
     """Remove a scene and its files, unless a job still has to read it; whether it was removed."""
     folder = settings.scene_folder(scene_id)
-    # The record first, so that what is left after a crash is not adopted.
-    is_removed = store.remove_scene(scene_id, lambda: (folder / RECORD).unlink(missing_ok=True))
+
+    def drop_record() -> None:
+        """The record first, so that what is left after a crash or a power cut is not adopted."""
+        with suppress(OSError):  # a folder that is gone
+            (folder / RECORD).unlink(missing_ok=True)
+            flush(folder)
+
+    is_removed = store.remove_scene(scene_id, drop_record)
     if is_removed:
         rmtree(folder, ignore_errors=True)
     return is_removed
