@@ -19,6 +19,8 @@ from hyperscene.service.mapping.devices import Device
 from hyperscene.service.mapping.engine_health import checking_device
 from hyperscene.service.mapping.engines import check_bundle, make_engine
 from hyperscene.service.mapping.options import MapOptions
+from hyperscene.service.mapping.products.masks import parse_masks
+from hyperscene.service.mapping.products.product import ReadOptions
 from hyperscene.service.mapping.scenes import Scene
 from hyperscene.service.mapping.strip_mapper import StripMapper, plan_scene
 from hyperscene.service.mapping.strips import ProbabilityType
@@ -42,9 +44,12 @@ class MapArrays:
     transform: Any  # affine.Affine, or None
 
 
-def open_scene(path: str | Path) -> Scene:
-    """Read a scene's header: size, bands, wavelengths, georeference, warnings."""
-    return scenes.open_scene(Path(path))
+def open_scene(path: str | Path, *, mask: str | None = None, variable: str | None = None) -> Scene:
+    """Read a scene's header: size, bands, wavelengths, georeference, warnings.
+
+    `mask` and `variable` are those of `hyperscene classify`.
+    """
+    return scenes.open_scene(Path(path), options=ReadOptions(parse_masks(mask), variable=variable))
 
 
 def load_bundle(path: str | Path | None = None) -> Bundle:

@@ -17,13 +17,14 @@ from hyperscene.service.commands.options import (
     add_bundle_option,
     add_engine_options,
     add_mapping_options,
+    add_scene_options,
+    open_given_scene,
     read_chosen_bundle,
 )
 from hyperscene.service.mapping.classify import RunControl, report_patches
 from hyperscene.service.mapping.engines import choose_engine
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.pipeline import map_scene
-from hyperscene.service.mapping.scenes import open_scene
 from hyperscene.service.mapping.strips import PROBABILITY_TYPES
 
 SHORT_UPLOAD_S = 2.0
@@ -31,9 +32,12 @@ SHORT_UPLOAD_S = 2.0
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `hyperscene classify`."""
-    parser.add_argument("scene", type=Path, metavar="SCENE", help="a GeoTIFF, an ENVI data file or its header")
+    parser.add_argument(
+        "scene", type=Path, metavar="SCENE", help="a GeoTIFF, an ENVI file, or a product: file, folder or zip"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="the folder for the results")
     add_bundle_option(parser)
+    add_scene_options(parser)
     add_mapping_options(parser)
     add_engine_options(parser)
     parser.add_argument("--strip-px", type=int, default=0, metavar="N", help="rows per strip (by memory)")
@@ -59,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _map_locally(options: argparse.Namespace, mapping: MapOptions) -> dict[str, Any]:
-    scene = open_scene(options.scene)
+    scene = open_given_scene(options.scene, options)
     bundle = read_chosen_bundle(options)
     engine, left_out = choose_engine(bundle, options.device, options.threads, options.batch)
     for reason in left_out:
@@ -70,6 +74,10 @@ def _map_locally(options: argparse.Namespace, mapping: MapOptions) -> dict[str, 
 
 
 def _map_remotely(options: argparse.Namespace, mapping: MapOptions) -> dict[str, Any]:
+    if options.mask or options.wavelengths or options.variable:
+        raise OptionsUnusable(
+            "--mask, --wavelengths and --variable need a scene that is mapped here: leave out --server"
+        )
     if options.device != "auto" or options.threads or options.batch or options.strip_px:
         raise OptionsUnusable("the server chooses --device, --threads, --batch and --strip-px: leave them out")
     model = None if options.bundle is None else str(options.bundle.name).removesuffix(".onnx")

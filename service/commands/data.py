@@ -6,12 +6,13 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
+from hyperscene.service.commands.options import add_scene_options
 from hyperscene.training.data.datasets import LabelledFiles
 
 
 def add_data_options(parser: argparse._ActionsContainer) -> None:
     """Add the options for LabelledFiles."""
-    parser.add_argument("--scene", type=Path, required=True, metavar="S", help="GeoTIFF, ENVI, .mat or .npy")
+    parser.add_argument("--scene", type=Path, required=True, metavar="S", help="GeoTIFF, ENVI, a product, .mat or .npy")
     parser.add_argument(
         "--labels",
         type=Path,
@@ -25,11 +26,8 @@ def add_data_options(parser: argparse._ActionsContainer) -> None:
         help="a,b,c in the order of the label values, or 1=a,2=b; 'a #rrggbb' adds a colour; or a file, one per line",
     )
     parser.add_argument("--class-field", metavar="F", help="the field of the polygons that contains the class")
-    parser.add_argument("--variable", metavar="V", help="the cube's variable, for a .mat file with several")
     parser.add_argument("--label-variable", metavar="V", help="the labels' variable, for a .mat file with several")
-    parser.add_argument(
-        "--wavelengths", type=Path, metavar="FILE", help="text file with one wavelength per band, for scenes without"
-    )
+    add_scene_options(parser)
     parser.add_argument(
         "--nan-is-nodata", action="store_true", help="treat pixels with NaN as no data instead of refusing the scene"
     )

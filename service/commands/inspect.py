@@ -7,25 +7,33 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from rasterio.windows import Window
+
 from hyperscene.errors import BandsMissing
 from hyperscene.json_text import json_text
 from hyperscene.model.bundle import DEMO_BUNDLE, Bundle, read_bundle
 from hyperscene.service.cli import DONE
+from hyperscene.service.commands.options import add_scene_options, open_given_scene
 from hyperscene.service.mapping.band_view import BandView, all_bands_view, sample_pixels, unit_warning, view_scene
 from hyperscene.service.mapping.describe import describe_header
 from hyperscene.service.mapping.engine_health import checking_device
 from hyperscene.service.mapping.engines import check_bundle
-from hyperscene.service.mapping.scenes import Scene, open_scene
+from hyperscene.service.mapping.pictures import write_quicklook
+from hyperscene.service.mapping.products.masks import open_masks
+from hyperscene.service.mapping.scenes import Scene
 
 LABEL_WIDTH = 13
 # Larger scenes are not read as a whole to count valid pixels; the share is estimated from some rows.
 COUNTED_SAMPLES = 500_000_000
+MASK_ROWS = 512
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `hyperscene inspect`."""
     parser.add_argument("path", type=Path, metavar="PATH", help="a scene, or a bundle (.onnx)")
     parser.add_argument("--bundle", type=Path, metavar="B", help="match the scene with this bundle (the demo bundle)")
+    add_scene_options(parser)
+    parser.add_argument("--quicklook", type=Path, metavar="PNG", help="write a picture: true colour and false colour")
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
 
 
@@ -36,8 +44,10 @@ def run(options: argparse.Namespace) -> int:
         check_bundle(bundle, checking_device(bundle))
         document = describe_bundle(bundle)
     else:
-        scene = open_scene(options.path)
+        scene = open_given_scene(options.path, options)
         document = describe_scene(scene, read_bundle(options.bundle or DEMO_BUNDLE))
+        if options.quicklook is not None:
+            write_quicklook(scene, options.quicklook)
     print(json_text(document, indent=2) if options.json else _screen(document))
     return DONE
 
@@ -63,6 +73,7 @@ def describe_scene(scene: Scene, bundle: Bundle) -> dict[str, Any]:
         "values": None if not spectra.size else [float(spectra.min()), float(spectra.max())],
         "valid_share": round(share, 6),
         "valid_share_is_exact": is_exact,
+        "mask_shares": _mask_shares(scene),
         "bundle": bundle.manifest.name,
         "match": match,
         "is_mappable": is_mappable,
@@ -107,6 +118,18 @@ def _sample(view: BandView) -> tuple[float, bool, Any]:
     return valid / (scene.rows * scene.cols), True, spectra
 
 
+def _mask_shares(scene: Scene) -> dict[str, float]:
+    """The share of pixels in each kind of mask that the product has; kinds may overlap."""
+    shares = {}
+    for kind in scene.mask_kinds:
+        masked = 0
+        with open_masks([layer for layer in scene.layers if layer.kind == kind]) as masks:
+            for top in range(0, scene.rows, MASK_ROWS):
+                masked += int(masks.is_masked(Window(0, top, scene.cols, min(MASK_ROWS, scene.rows - top))).sum())
+        shares[kind] = round(masked / (scene.rows * scene.cols), 6)
+    return shares
+
+
 def _match_text(view: BandView, bundle: Bundle) -> str:
     bands = bundle.manifest.bands
     return {
@@ -134,14 +157,22 @@ def _scene_lines(scene: dict[str, Any]) -> list[tuple[str, Any]]:
     bad = f" ({scene['bad_bands']} bad ones dropped)" if scene["bad_bands"] else ""
     width, height = scene["pixel_size"]
     about = "" if scene["valid_share_is_exact"] else "about "
+    unit = f" ({scene['unit']})" if scene.get("unit") else ""
+    masks = ", ".join(
+        f"{kind} {100 * share:.1f} %{'' if kind in scene.get('masks', []) else ' (not applied)'}"
+        for kind, share in scene["mask_shares"].items()
+    )
+    product = " ".join(filter(None, (scene.get("sensor"), scene.get("level"), scene.get("acquired", "")[:19])))
     return [
         ("scene", f"{scene['scene']} ({scene['format']})"),
+        *([("product", product)] if product else []),
         ("size", f"{scene['rows']} rows x {scene['cols']} cols x {scene['bands']} bands{bad}, {scene['type']}"),
         ("wavelengths", "unknown" if nm is None else f"{nm[0]:g} to {nm[1]:g} nm"),
-        ("values", "none" if values is None else f"{values[0]:.4g} to {values[1]:.4g} in some rows"),
+        ("values", "none" if values is None else f"{values[0]:.4g} to {values[1]:.4g} in some rows{unit}"),
         ("no data", ", ".join(scene["no_data"]) or "no value declared"),
         ("valid", f"{about}{100 * scene['valid_share']:.1f} % of the pixels"),
-        ("CRS", scene["crs"] or "none"),
+        *([("masks", masks)] if masks else []),
+        ("CRS", scene["crs"] or ("none; the map is laid out on the ground" if scene.get("is_swath") else "none")),
         ("pixel", f"{width:g} x {height:g}" if not scene["ground_control_points"] else
          f"{scene['ground_control_points']} ground control points"),
         ("bundle", f"{scene['bundle']}: {scene['match']}"),

@@ -7,9 +7,13 @@ import sys
 from pathlib import Path
 
 from hyperscene.model.bundle import DEMO_BUNDLE, Bundle, read_bundle
+from hyperscene.progress import ProgressBar
 from hyperscene.service.mapping.blend import BLENDS
 from hyperscene.service.mapping.devices import DEVICES
 from hyperscene.service.mapping.options import STRIDES
+from hyperscene.service.mapping.products.masks import parse_masks
+from hyperscene.service.mapping.products.product import MASK_KINDS, ReadOptions
+from hyperscene.service.mapping.scenes import Scene, open_pixels, open_scene
 
 
 def add_bundle_option(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +26,32 @@ def read_chosen_bundle(options: argparse.Namespace) -> Bundle:
     if options.bundle is None:
         print(f"no --bundle: using the demo bundle, {DEMO_BUNDLE.name}", file=sys.stderr)
     return read_bundle(options.bundle or DEMO_BUNDLE)
+
+
+def add_scene_options(parser: argparse._ActionsContainer) -> None:
+    """--mask, --wavelengths and --variable."""
+    parser.add_argument(
+        "--mask", metavar="KINDS",
+        help=f"what makes pixels of a product invalid: none, or some of {', '.join(MASK_KINDS)} (cloud,shadow, if it "
+        "has them)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--wavelengths", type=Path, metavar="FILE", help="text file with one wavelength per band, for scenes without"
+    )
+    parser.add_argument("--variable", metavar="V", help="the cube's variable, for a file with several")
+
+
+def read_options(options: argparse.Namespace) -> ReadOptions:
+    """ReadOptions from the options of `add_scene_options`."""
+    return ReadOptions(parse_masks(options.mask), options.wavelengths, options.variable)
+
+
+def open_given_scene(path: Path, options: argparse.Namespace) -> Scene:
+    """Open a scene by the options of `add_scene_options`; shows progress while files are unpacked or rewritten."""
+    with ProgressBar(0, "bytes unpacked") as progress:
+        scene = open_scene(path, options=read_options(options), report=progress.advance_of)
+    with ProgressBar(0, "bytes rewritten") as progress, open_pixels(scene, progress.advance_of):
+        return scene
 
 
 def add_mapping_options(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,10 @@ from rasterio.enums import ColorInterp, MaskFlags
 from hyperscene.errors import SceneUnreadable
 from hyperscene.model.spectra import Wavelengths, from_band_names, parse_list, to_nm, unit_in_nm
 from hyperscene.service.mapping.gdal import envi_header
+from hyperscene.service.mapping.products.product import DroppedBand, Product
 from hyperscene.service.mapping.scene_files import FORMATS
+
+MARKED_BAD = "marked bad (bbl)"
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class BandMetadata:
     """The good bands of a file."""
 
     bands: tuple[int, ...]  # GDAL's band numbers, from 1
-    bad_bands: int
+    dropped: tuple[DroppedBand, ...]
     wavelengths_nm: Wavelengths | None
     fwhm_nm: Wavelengths | None
     scale_factor: float  # divides all values
@@ -27,26 +30,38 @@ class BandMetadata:
     warnings: tuple[str, ...]
 
 
-def read_band_metadata(name: str, dataset: Any) -> BandMetadata:
-    """Read the metadata of an open file; refuses one without a good band."""
+def read_band_metadata(name: str, dataset: Any, product: Product | None = None) -> BandMetadata:
+    """Read the metadata of an open file, or of its product; refuses one without a good band."""
     header = envi_header(dataset)
     alphas = _alpha_bands(dataset)
     candidates = [band for band in dataset.indexes if band not in alphas]
     if not candidates:
         raise SceneUnreadable(f"{name} holds a mask and no band: send {FORMATS}")
     lists = {key: _list_of(dataset, header, key) for key in ("bbl", "wavelength", "fwhm")}
-    bad_flags = lists["bbl"] if len(lists["bbl"]) == dataset.count else [1.0] * dataset.count
-    good = [band for band in candidates if bad_flags[band - 1]]
+    reasons = _marked_bad(dataset, candidates, lists["bbl"]) | dict(product.dropped if product else {})
+    good = [band for band in candidates if band not in reasons]
     if not good:
         raise SceneUnreadable(f"the header of {name} marks every band as bad (bbl): correct it")
     # GDAL drops the unit `Index` from the tags.
     unit = dataset.tags(good[0]).get("wavelength_units") or header.get("wavelength_units")
+    if product is not None and product.wavelengths_nm is not None:
+        every: Wavelengths | None = product.wavelengths_nm
+        fwhm = product.fwhm_nm
+    else:
+        every, fwhm = _wavelengths(dataset, candidates, unit), _fwhm(dataset, candidates, unit, lists["fwhm"])
+    places = {band: place for place, band in enumerate(candidates)}
+    if every is None:  # some bad bands have no wavelength
+        every, fwhm = _wavelengths(dataset, good, unit), _fwhm(dataset, good, unit, lists["fwhm"])
+        places = {band: place for place, band in enumerate(good)}
     return BandMetadata(
         bands=tuple(good),
-        bad_bands=len(candidates) - len(good),
-        wavelengths_nm=_wavelengths(dataset, good, unit),
-        fwhm_nm=_fwhm(dataset, good, unit, lists["fwhm"]),
-        scale_factor=_reflectance_factor(header),
+        dropped=tuple(
+            DroppedBand(band, None if every is None or band not in places else float(every[places[band]]), reason)
+            for band, reason in sorted(reasons.items())
+        ),
+        wavelengths_nm=None if every is None else every[[places[band] for band in good]],
+        fwhm_nm=None if fwhm is None else fwhm[[places[band] for band in good]],
+        scale_factor=1.0 if product is not None and product.scales is not None else _reflectance_factor(header),
         has_mask=_has_mask(dataset, alphas),
         warnings=tuple(
             f"{key} lists {len(numbers)} values for {dataset.count} bands and was ignored"
@@ -54,6 +69,14 @@ def read_band_metadata(name: str, dataset: Any) -> BandMetadata:
             if numbers and len(numbers) != dataset.count
         ),
     )
+
+
+def _marked_bad(dataset: Any, candidates: list[int], flags: list[float]) -> dict[int, str]:
+    """Bands that a list `bbl`, or a tag `bbl` of the band itself, marks as bad."""
+    if len(flags) != dataset.count:
+        tags = [dataset.tags(band).get("bbl") for band in range(1, dataset.count + 1)]
+        flags = [float(tag) if tag is not None and _is_number(tag) else 1.0 for tag in tags]
+    return {band: MARKED_BAD for band in candidates if not flags[band - 1]}
 
 
 def _alpha_bands(dataset: Any) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 from hyperscene.service.mapping.options import STRIDES
 from hyperscene.service.mapping.scenes import Scene
 
-FORMAT_NAMES = {"GTiff": "GeoTIFF", "ENVI": "ENVI"}
+FORMAT_NAMES = {"GTiff": "GeoTIFF", "ENVI": "ENVI", "HDF5": "HDF5"}
 
 
 def describe_header(scene: Scene) -> dict[str, Any]:
@@ -31,7 +31,25 @@ def describe_header(scene: Scene) -> dict[str, Any]:
         "ground_control_points": len(scene.gcps),
         "is_georeferenced": scene.is_georeferenced,
         "warnings": list(scene.warnings),
+        **describe_product(scene),
     }
+
+
+def describe_product(scene: Scene) -> dict[str, Any]:
+    """What is known of a scene from its product, and the bands that are not used; without what is unknown."""
+    known = {
+        "sensor": scene.sensor,
+        "level": scene.level,
+        "acquired": scene.acquired,
+        "unit": scene.unit,
+        "masks": sorted({layer.kind for layer in scene.masks} - {"missing"}),
+        "available_masks": list(scene.mask_kinds),
+        "is_swath": scene.ground is not None,
+        "dropped_bands": [
+            {"band": band.number, "wavelength_nm": band.wavelength_nm, "reason": band.reason} for band in scene.dropped
+        ],
+    }
+    return {name: value for name, value in known.items() if value}
 
 
 def _length(x: float, y: float) -> float:

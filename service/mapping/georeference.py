@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +44,11 @@ def read_georeference(name: str, dataset: Any) -> Georeference:
             "is no position on any map; correct it"
         )
         return Georeference(None, Affine.identity(), (), (warning,))
-    return Georeference(crs, transform, tuple(gcps), tuple(_warnings(transform, gcps, crs)))
+    return Georeference(crs, transform, tuple(gcps), tuple(georeference_warnings(transform, gcps, crs)))
 
 
-def _warnings(transform: Affine, gcps: list[GroundControlPoint], crs: CRS | None) -> list[str]:
+def georeference_warnings(transform: Affine, gcps: Sequence[GroundControlPoint], crs: CRS | None) -> list[str]:
+    """What a scene's georeference lacks."""
     if not gcps and transform == Affine.identity():
         return ["the scene has no georeference, so its map has none"]
     return [] if crs is not None else ["the scene has no coordinate reference system; its transform is kept"]

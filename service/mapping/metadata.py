@@ -22,6 +22,7 @@ from hyperscene.errors import write_error
 from hyperscene.json_text import json_text
 from hyperscene.model.bundle import Bundle, Manifest
 from hyperscene.service.mapping.classify import RemoteEngine
+from hyperscene.service.mapping.describe import describe_product
 from hyperscene.service.mapping.engines import Engine
 from hyperscene.service.mapping.footprints import find_footprint
 from hyperscene.service.mapping.gdal import GDAL_ERRORS, ignore_missing_georeference
@@ -155,7 +156,13 @@ def make_summary(
         for value, name, color in legend(manifest)
     ]
     return {
-        "scene": {"name": scene.name, "rows": scene.rows, "cols": scene.cols, "bands": len(scene.bands)},
+        "scene": {
+            "name": scene.name,
+            "rows": scene.rows,
+            "cols": scene.cols,
+            "bands": len(scene.bands),
+            **describe_product(scene),
+        },
         "crs": scene.crs.to_string() if scene.crs is not None else None,
         "is_georeferenced": scene.is_georeferenced,
         "classes": classes,
@@ -257,6 +264,11 @@ def make_item(scene: Scene, bundle: Bundle, name: str) -> dict[str, Any]:
     }
     if footprint is not None:
         item["bbox"] = footprint[1]
+    if scene.masks:
+        item["assets"]["mask"] = dict(item["assets"]["confidence"]) | {
+            "href": "./mask.tif",
+            "title": "Why a pixel has no class: no data, or a mask",
+        }
     return item
 
 

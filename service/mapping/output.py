@@ -15,13 +15,15 @@ from hyperscene.service.mapping.rasters import RASTERS
 from hyperscene.service.mapping.scenes import Scene
 
 RESULTS = (*RASTERS, "classes.qml", "preview.png", "summary.json", "item.json")
+# For products with masks.
+OPTIONAL_RESULTS = ("mask.tif",)
 
 
 def check_output(scene: Path, output: Path) -> None:
     """Refuse to overwrite the scene itself or a folder; and GDAL writes only names in UTF-8."""
     if not str(output).isprintable():
         raise OutputUnwritable(f"{str(output)!r} contains characters that cannot be printed: choose another folder")
-    for target in (output / name for name in RESULTS):
+    for target in (output / name for name in (*RESULTS, *OPTIONAL_RESULTS)):
         try:
             if target.is_dir():
                 raise OutputUnwritable(f"{target} is a folder: remove it, or choose another output folder")
@@ -58,6 +60,11 @@ def move_results(folder: Path, output: Path) -> None:
     try:
         for name in RESULTS:
             (folder / name).replace(output / name)
+        for name in OPTIONAL_RESULTS:
+            if (folder / name).exists():
+                (folder / name).replace(output / name)
+            else:
+                (output / name).unlink(missing_ok=True)  # of an earlier map
     except OSError as error:
         raise write_error(error) from error
 

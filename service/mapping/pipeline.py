@@ -21,12 +21,22 @@ from hyperscene.model.bundle import Bundle, Manifest
 from hyperscene.service.mapping.band_view import BandView, Sample, unit_warning, view_scene
 from hyperscene.service.mapping.classify import BEFORE_STRIPS, RemoteEngine, RunControl
 from hyperscene.service.mapping.engines import Engine
+from hyperscene.service.mapping.ground import hectares_of, lay_out, open_ground
 from hyperscene.service.mapping.lattice import Plan, Strip
-from hyperscene.service.mapping.metadata import Tally, make_item, make_summary, write_json, write_preview, write_style
+from hyperscene.service.mapping.mask_map import MASK_NAME, write_mask
+from hyperscene.service.mapping.metadata import (
+    Tally,
+    make_item,
+    make_summary,
+    pixel_hectares,
+    write_json,
+    write_preview,
+    write_style,
+)
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.output import check_output, move_results, require_space, temporary_output
 from hyperscene.service.mapping.prefetch import StageClock, Stop
-from hyperscene.service.mapping.rasters import RASTERS, HeldFiles, MapWriter, optimise
+from hyperscene.service.mapping.rasters import RASTERS, HeldFiles, MapWriter, optimise, plain_name
 from hyperscene.service.mapping.remote import is_remote
 from hyperscene.service.mapping.scenes import Scene, require_unchanged
 from hyperscene.service.mapping.strip_mapper import StripMapper, plan_scene
@@ -72,17 +82,34 @@ def map_scene(
             unusual = unit_warning(_spectra(view, mapper.sample, stop), manifest)
             require_unchanged(scene)
         warnings += [*([unusual] if unusual else []), *tally.warnings()]
+        rasters = (*RASTERS, *([MASK_NAME] if scene.masks else []))
+        masked = write_mask(folder, scene) if scene.masks else {}
+        with clock.stage("lay out"):
+            placed = _lay_out(scene, folder, rasters, tally)
         with clock.stage("optimise"):
-            for name in RASTERS:
+            for name in rasters:
                 _optimise_until_cancelled(stop, folder, name, engine.callers)
             write_preview(folder / "preview.png", folder / "classes.tif")
         write_style(folder / "classes.qml", manifest)
-        summary = make_summary(scene, bundle, engine, tally, warnings, settings=asdict(options))
+        summary = make_summary(placed, bundle, engine, tally, warnings, settings=asdict(options))
+        summary["scene"] |= {"rows": scene.rows, "cols": scene.cols}
+        summary |= {"masked_pixels": masked} if masked else {}
         summary |= {"seconds": _rounded(clock.seconds, time.perf_counter() - began)}
         write_json(folder / "summary.json", summary)
-        write_json(folder / "item.json", make_item(scene, bundle, item_id or output.name))
+        write_json(folder / "item.json", make_item(placed, bundle, item_id or output.name))
         move_results(folder, output)
     return summary
+
+
+def _lay_out(scene: Scene, folder: Path, rasters: Sequence[str], tally: Tally) -> Scene:
+    """Bring a map in sensor geometry to the ground; returns the scene with the map's size and georeference."""
+    if scene.ground is None:
+        return scene
+    with open_ground(scene) as (placed, lookup):
+        for name in rasters:
+            lay_out(plain_name(folder, name), placed, lookup, scene.cols)
+    tally.hectares = hectares_of(plain_name(folder, "classes.tif"), placed, len(tally.pixels), pixel_hectares)
+    return placed
 
 
 def _spectra(view: BandView, sample: Sample, stop: Stop) -> NDArray[np.float32]:
@@ -97,7 +124,17 @@ def open_checkpoint(
     folder: Path, scene: Scene, bundle: Bundle, engine: Engine | RemoteEngine, options: MapOptions
 ) -> Checkpoint:
     """Strips and predictions of an earlier run with the same inputs; those of any other run are deleted."""
-    inputs = (scene.rows, scene.cols, scene.version, asdict(options), bundle.sha256, engine.provider, engine.batch)
+    masks = [layer.kind for layer in scene.masks]
+    inputs = (
+        scene.rows,
+        scene.cols,
+        scene.version,
+        asdict(options),
+        bundle.sha256,
+        engine.provider,
+        engine.batch,
+        masks,
+    )
     name = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
     try:
         for other in folder.glob("*"):

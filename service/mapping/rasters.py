@@ -171,7 +171,7 @@ def optimise(folder: Path, name: str, threads: int) -> None:
     """Turn a plain raster into a COG and delete the plain one."""
     plain = plain_name(folder, name)
     # Classes have no average: an overview shows the most frequent class.
-    resampling = "MODE" if name == "classes.tif" else "AVERAGE"
+    resampling = "MODE" if name in ("classes.tif", "mask.tif") else "AVERAGE"
     try:
         with rasterio.Env(**GDAL_ENV), ignore_missing_georeference():
             copy_raster(

@@ -105,6 +105,13 @@ def check_data_size(path: Path, dataset: Any, *, counts_packed: bool, stop: Stop
         raise SceneUnreadable(f"{path.name} is cut short: {found} bytes of {expected}; copy it again")
 
 
+def is_packed_envi(path: Path) -> bool:
+    """Whether the data of an ENVI file are packed by gzip, so that no row can be read alone."""
+    header = header_of(path)
+    text = header.read_bytes() if header is not None else b""
+    return re.search(rb"(?im)^[ \t]*file[ \t]+compression[ \t]*=[ \t]*1", text) is not None
+
+
 def _unpacked_bytes(path: Path, enough: int, stop: Stop) -> int:
     """Unpacked bytes of a gzip file, counted up to `enough`; bytes after damage do not count."""
     found = 0

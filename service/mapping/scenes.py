@@ -1,94 +1,56 @@
-"""Scenes on disk: what a GeoTIFF or ENVI file holds, and its pixels by window."""
+"""Scenes on disk: what a GeoTIFF, an ENVI file or a product holds, and its pixels by window."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import rasterio
 from numpy.typing import NDArray
-from rasterio.control import GroundControlPoint
-from rasterio.crs import CRS
-from rasterio.transform import Affine
 from rasterio.windows import Window
 
-from hyperscene.errors import DtypeUnsupported, SceneUnreadable, SourceUnreachable
-from hyperscene.model.spectra import Wavelengths
-from hyperscene.service.mapping.band_metadata import read_band_metadata
+from hyperscene.errors import SceneUnreadable, SourceUnreachable
 from hyperscene.service.mapping.block_map import BlockMap
-from hyperscene.service.mapping.gdal import (
-    CACHE_BYTES,
-    DTYPES,
-    GDAL_ERRORS,
-    gdal_message,
-    open_dataset,
-    row_of_blocks_bytes,
-)
-from hyperscene.service.mapping.georeference import read_georeference
+from hyperscene.service.mapping.gdal import CACHE_BYTES, GDAL_ERRORS, gdal_message, open_dataset, row_of_blocks_bytes
 from hyperscene.service.mapping.limits import Limits
 from hyperscene.service.mapping.prefetch import Stop
-from hyperscene.service.mapping.remote import address_of, fingerprint, is_remote, name_of
+from hyperscene.service.mapping.product_scenes import (
+    cube_scene,
+    raster_scene,
+    with_warnings,
+    with_wavelengths,
+    without_empty_bands,
+)
+from hyperscene.service.mapping.products.cube_files import Report
+from hyperscene.service.mapping.products.cubes import read_wavelengths
+from hyperscene.service.mapping.products.finding import find_product
+from hyperscene.service.mapping.products.masks import MaskReader, choose_layers, open_masks
+from hyperscene.service.mapping.products.product import CubeImage, MaskLayer, Product, ReadOptions
+from hyperscene.service.mapping.remote import address_of, fingerprint, is_remote
 from hyperscene.service.mapping.remote_file import open_remote, replaced
+from hyperscene.service.mapping.samples import is_nodata, open_samples
 from hyperscene.service.mapping.scene_checks import (
     check_blocks,
-    check_data_size,
     check_reference_text,
     check_tiff_length,
+    is_packed_envi,
     read_declared_size,
     refuse_grids,
 )
 from hyperscene.service.mapping.scene_files import FORMATS, locate
+from hyperscene.service.mapping.scene_header import Scene, read_header
 from hyperscene.service.mapping.tiff import read_block_map
 
+__all__ = ["DEFAULT_OPTIONS", "Scene", "SceneReader", "open_pixels", "open_scene", "read_cube", "require_unchanged"]
+
+DEFAULT_OPTIONS = ReadOptions()
 # Values read at once, so that reading can be cancelled; of a tiled file, as many columns as if so many rows were read.
 PART_VALUES, PART_ROWS = 1 << 22, 64
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A scene's header, checked; bands are the good ones only."""
-
-    path: Path
-    name: str  # the name its owner gave it
-    driver: str
-    rows: int
-    cols: int
-    dtype: str
-    bands: tuple[int, ...]  # GDAL's band numbers, from 1
-    bad_bands: int
-    wavelengths_nm: Wavelengths | None
-    fwhm_nm: Wavelengths | None
-    scales: NDArray[np.float64]
-    offsets: NDArray[np.float64]
-    nodata: tuple[float | None, ...]
-    has_mask: bool
-    crs: CRS | None
-    transform: Affine
-    gcps: tuple[GroundControlPoint, ...]  # in `crs`, if the file has points instead of a transform
-    warnings: tuple[str, ...]
-    version: str = ""  # fingerprint of a remote file, which may be replaced while it is read
-    blocks: BlockMap | None = None  # of a TIFF with absent blocks that is on this machine
-
-    @property
-    def is_georeferenced(self) -> bool:
-        return bool(self.gcps) or self.transform != Affine.identity()
-
-    def narrowed(self, indices: NDArray[np.int64]) -> Scene:
-        """The same scene with the bands at `indices` only."""
-        return replace(
-            self,
-            bands=tuple(self.bands[index] for index in indices),
-            wavelengths_nm=None if self.wavelengths_nm is None else self.wavelengths_nm[indices],
-            fwhm_nm=None if self.fwhm_nm is None else self.fwhm_nm[indices],
-            scales=self.scales[indices],
-            offsets=self.offsets[indices],
-            nodata=tuple(self.nodata[index] for index in indices),
-        )
 
 
 def open_scene(
@@ -97,14 +59,62 @@ def open_scene(
     *,
     counts_packed: bool = True,
     version: str | None = None,
+    options: ReadOptions = DEFAULT_OPTIONS,
+    work: Path | None = None,
+    report: Report | None = None,
     stop: Stop | None = None,
 ) -> Scene:
     """Read a scene's header and check its files; raises if it cannot be mapped.
 
     With `counts_packed`, compressed ENVI data are unpacked to see that nothing is missing. With `version`, a remote
-    file must still have that version. Unpacking may be cancelled by `stop`.
+    file must still have that version. Archives and cubes that cannot be read by rows are written into the folder
+    `work`; None: a folder of this process. `report` is called while an archive is unpacked. Unpacking ENVI data may be
+    cancelled by `stop`.
     """
-    path, driver = locate(path)
+    product = None if is_remote(path) else _find_product(path, work, report, options.variable)
+    layers: tuple[MaskLayer, ...] = ()
+    if product is None:
+        scene = _open_file(*locate(path), limits, counts_packed=counts_packed, version=version, stop=stop)
+    else:
+        layers = product.masks
+        if isinstance(product.image, CubeImage):
+            scene = cube_scene(product, limits)
+        else:
+            scene = raster_scene(product, lambda path, driver, part: _open_file(path, driver, limits, product=part))
+    scene = replace(scene, masks=choose_layers(layers, options.masks), layers=layers, work=work)
+    if options.wavelengths is not None:
+        scene = with_wavelengths(scene, read_wavelengths(options.wavelengths), options.wavelengths.name)
+    return with_warnings(_without_empty_bands(scene))
+
+
+def _without_empty_bands(scene: Scene) -> Scene:
+    try:
+        is_packed = scene.driver == "ENVI" and is_packed_envi(scene.path)
+        return without_empty_bands(scene, is_packed=is_packed)
+    except GDAL_ERRORS as error:
+        raise _damaged(scene, error) from error
+
+
+def _find_product(path: Path, work: Path | None, report: Report | None, variable: str | None) -> Product | None:
+    try:
+        return find_product(path, work, report, variable)
+    except OSError as error:  # ENOENT has a message of its own in `locate`
+        if isinstance(error, FileNotFoundError):
+            return None
+        raise SceneUnreadable(f"{path} cannot be read ({error.strerror}): check its name and permissions") from error
+
+
+def _open_file(
+    path: Path,
+    driver: str,
+    limits: Limits | None,
+    *,
+    counts_packed: bool = True,
+    version: str | None = None,
+    stop: Stop | None = None,
+    product: Product | None = None,
+) -> Scene:
+    """A scene in one file that GDAL reads."""
     if limits is not None and not is_remote(path):
         limits.check_size(path.name, *read_declared_size(path, driver, limits))
         check_reference_text(path, driver)
@@ -118,7 +128,7 @@ def open_scene(
         ):
             if limits is not None:
                 check_blocks(path, dataset, limits)
-            scene = _read_header(path, driver, dataset, counts_packed=counts_packed, stop=stop)
+            scene = read_header(path, driver, dataset, counts_packed=counts_packed, stop=stop, product=product)
             if remote is None:
                 return scene if driver == "ENVI" else replace(scene, blocks=_block_map(path, dataset))
             refuse_grids(scene.name, scene.crs.to_wkt().encode() if scene.crs else b"")
@@ -142,43 +152,6 @@ def _block_map(path: Path, dataset: Any) -> BlockMap | None:
     return found if is_of_dataset else None
 
 
-def _read_header(path: Path, driver: str, dataset: Any, *, counts_packed: bool, stop: Stop | None) -> Scene:
-    name = name_of(path)
-    dtype = str(dataset.dtypes[0])
-    if any(kind not in DTYPES for kind in dataset.dtypes):
-        raise DtypeUnsupported(f"{name} holds {dtype} samples; real numbers are needed: {', '.join(DTYPES)}")
-    if driver == "ENVI":
-        check_data_size(path, dataset, counts_packed=counts_packed, stop=stop)
-    metadata = read_band_metadata(name, dataset)
-    indices = [band - 1 for band in metadata.bands]
-    georeference = read_georeference(name, dataset)
-    scales, offsets = (
-        np.array(numbers)[indices] / metadata.scale_factor for numbers in (dataset.scales, dataset.offsets)
-    )
-    if not np.isfinite([scales.astype(np.float32), offsets.astype(np.float32)]).all():
-        raise SceneUnreadable(f"a scale or an offset of {name} is not a finite number in 32 bits: correct it")
-    return Scene(
-        path=path,
-        name=name,
-        driver=driver,
-        rows=dataset.height,
-        cols=dataset.width,
-        dtype=dtype,
-        bands=metadata.bands,
-        bad_bands=metadata.bad_bands,
-        wavelengths_nm=metadata.wavelengths_nm,
-        fwhm_nm=metadata.fwhm_nm,
-        scales=scales,
-        offsets=offsets,
-        nodata=tuple(dataset.nodatavals[index] for index in indices),
-        has_mask=metadata.has_mask,
-        crs=georeference.crs,
-        transform=georeference.transform,
-        gcps=georeference.gcps,
-        warnings=(*metadata.warnings, *georeference.warnings),
-    )
-
-
 def read_cube(scene: Scene, window: Window | None = None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Values (rows, cols, bands) in the scene's physical units, and which pixels (rows, cols) are valid.
 
@@ -189,15 +162,11 @@ def read_cube(scene: Scene, window: Window | None = None) -> tuple[NDArray[np.fl
 
 
 @contextmanager
-def open_pixels(scene: Scene) -> Iterator[SceneReader]:
-    """A reader of the scene's pixels, for one thread."""
+def open_pixels(scene: Scene, report: Report | None = None) -> Iterator[SceneReader]:
+    """A reader of the scene's pixels, for one thread; `report` is called while a cube is rewritten, once."""
     try:
-        with (
-            open_remote(scene.path) as remote,
-            open_dataset(scene.path, scene.driver, remote) as dataset,
-            _rows_kept(scene, dataset),
-        ):
-            yield SceneReader(scene, dataset)
+        with open_samples(scene, report) as dataset, _rows_kept(scene, dataset), open_masks(scene.masks) as masks:
+            yield SceneReader(scene, dataset, masks)
     except GDAL_ERRORS as error:
         if is_remote(scene.path):
             require_unchanged(scene)
@@ -205,9 +174,11 @@ def open_pixels(scene: Scene) -> Iterator[SceneReader]:
                 f"{address_of(scene.path)} could not be read to its end: its host stopped responding, or the file is "
                 "damaged: check it, and send it again"
             ) from error
-        raise SceneUnreadable(
-            f"{scene.name} is cut short or damaged: {gdal_message(error, scene.path)}; copy it again"
-        ) from error
+        raise _damaged(scene, error) from error
+
+
+def _damaged(scene: Scene, error: Exception) -> SceneUnreadable:
+    return SceneUnreadable(f"{scene.name} is cut short or damaged: {gdal_message(error, scene.path)}; copy it again")
 
 
 def require_unchanged(scene: Scene) -> None:
@@ -229,9 +200,10 @@ def _remote_refusal(path: Path, error: Exception) -> SceneUnreadable:
 class SceneReader:
     """An open scene; made by `open_pixels`."""
 
-    def __init__(self, scene: Scene, dataset: Any) -> None:
+    def __init__(self, scene: Scene, dataset: Any, masks: MaskReader) -> None:
         self._scene = scene
         self._dataset = dataset
+        self._masks = masks
         self._scales, self._offsets = scene.scales.astype(np.float32), scene.offsets.astype(np.float32)
         self._is_plain = bool((self._scales == 1).all() and (self._offsets == 0).all())
 
@@ -258,11 +230,12 @@ class SceneReader:
     def read(self, window: Window | None = None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Values (rows, cols, bands), and which pixels (rows, cols) are valid."""
         scene = self._scene
-        present = self._present(window or Window(0, 0, scene.cols, scene.rows))
+        window = window or Window(0, 0, scene.cols, scene.rows)
+        present = self._present(window)
         if present is not None and not present.any():
             return np.zeros((*present.shape, len(scene.bands)), np.float32), present
         raw = self._dataset.read(list(scene.bands), window=window)  # (bands, rows, cols)
-        valid = ~_is_nodata(raw, scene.nodata)
+        valid = ~is_nodata(raw, scene.nodata)
         if present is not None:
             valid &= present
         if scene.has_mask:
@@ -272,6 +245,8 @@ class SceneReader:
             self._fill(cube, raw)
         if raw.dtype.kind == "f":
             valid &= np.isfinite(cube).all(axis=-1)
+        if scene.masks:
+            valid &= ~self._masks.is_masked(window)
         return cube, valid
 
     def _present(self, window: Window) -> NDArray[np.bool_] | None:
@@ -290,7 +265,7 @@ class SceneReader:
         cube = np.empty((1, 1, len(raw)), np.float32)
         with np.errstate(over="ignore"):
             self._fill(cube, raw)
-        missing = np.array([_is_nodata(raw[[index]], (value,))[0, 0] for index, value in enumerate(scene.nodata)])
+        missing = np.array([is_nodata(raw[[index]], (value,))[0, 0] for index, value in enumerate(scene.nodata)])
         is_zero = np.array([value == 0 for value in scene.nodata])
         if not missing[is_zero].all():  # dark pixels hold real zeros
             missing &= ~is_zero
@@ -315,15 +290,3 @@ def _rows_kept(scene: Scene, dataset: Any) -> Iterator[None]:
         return
     with rasterio.Env(GDAL_CACHEMAX=max(CACHE_BYTES, 2 * row_of_blocks_bytes(dataset))):
         yield
-
-
-def _is_nodata(raw: NDArray[Any], nodata: tuple[float | None, ...]) -> NDArray[np.bool_]:
-    """Pixels where a band has its no-data value; zeros count only in all bands, because dark pixels hold real zeros."""
-    any_band = np.zeros(raw.shape[1:], bool)
-    zero_bands = [band for band, value in enumerate(nodata) if value == 0]
-    for band, value in enumerate(nodata):
-        if value is not None and value != 0 and not np.isnan(value):
-            any_band |= raw[band] == value
-    if zero_bands:
-        any_band |= (raw[zero_bands] == 0).all(axis=0)
-    return any_band

@@ -16,6 +16,7 @@ from rasterio.warp import transform as transform_points
 
 from hyperscene.errors import LabelsUnusable, SceneUnreadable, SceneUnusable, ServiceError
 from hyperscene.training.data.datasets import LabelledFiles, LabelledScene, load_labelled_scene
+from tests.products import ENMAP_STEM, enmap_masks, enmap_values, write_enmap
 from tests.scenes import GRID, UTM, quadrants, spectra_of, write_envi, write_tif
 
 LABELS = quadrants(12, 10)
@@ -322,3 +323,16 @@ def test_a_constant_band_does_not_divide_by_zero(tmp_path, labels_path):
     values[..., 1] = 7
     scene = load(write_tif(tmp_path / "s.tif", values), labels_path)
     assert np.isfinite(scene.standardised()).all()
+
+
+def test_a_product_is_labelled_without_its_clouds(tmp_path):
+    product = write_enmap(tmp_path / ENMAP_STEM, enmap_values(14, 13))
+    labels = np.tile(np.arange(1, 14, dtype=np.uint8) % 2 + 1, (14, 1))
+    path = write_tif(tmp_path / "labels.tif", labels, nodata=0)
+    scene = load_labelled_scene(LabelledFiles(product, path))
+    assert scene.name == ENMAP_STEM
+    assert scene.cube.shape == (14, 13, 10)
+    clear = load_labelled_scene(LabelledFiles(product, path, mask="none"))
+    masks = enmap_masks(14, 13)
+    assert not scene.labels[(masks["CLOUD"] | masks["CLOUDSHADOW"]) > 0].any()
+    assert clear.labels[masks["CLOUD"] > 0].all()

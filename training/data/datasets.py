@@ -1,9 +1,9 @@
-"""Labelled scenes: GeoTIFF, ENVI, .mat and .npy cubes with labels from rasters, arrays or polygons."""
+"""Labelled scenes: files, products and cubes, with labels from rasters, arrays or polygons."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from rasterio.transform import Affine
 from rasterio.warp import transform as transform_points
 
 from hyperscene.errors import LabelsUnusable, SceneUnusable
-from hyperscene.model.spectra import Wavelengths, parse_list, to_nm
+from hyperscene.model.spectra import Wavelengths
 from hyperscene.service.mapping.band_view import LARGEST_VALUE
-from hyperscene.service.mapping.scenes import open_scene, read_cube
+from hyperscene.service.mapping.products.masks import parse_masks
+from hyperscene.service.mapping.products.product import ReadOptions
+from hyperscene.service.mapping.scenes import DEFAULT_OPTIONS, open_scene, read_cube
 from hyperscene.training.data import classes
 from hyperscene.training.data.arrays import read_array
 from hyperscene.training.data.polygons import TRANSFORM_ERRORS, rasterise_polygons
@@ -43,6 +45,7 @@ class LabelledFiles:
     label_variable: str | None = None
     wavelengths: Path | None = None
     nan_is_nodata: bool = False
+    mask: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,28 +93,19 @@ class LabelledScene:
 
 def load_labelled_scene(files: LabelledFiles) -> LabelledScene:
     """Read a scene and its labels; refuses data that cannot be used for training."""
-    cube = load_cube(files.scene, files.variable, files.wavelengths, files.nan_is_nodata)
+    options = ReadOptions(parse_masks(files.mask), files.wavelengths, files.variable)
+    cube = load_cube(files.scene, options, files.nan_is_nodata)
     labels, in_file = load_labels(files.labels, cube, files.class_field, files.label_variable)
     return label_cube(cube, labels, in_file, files.classes)
 
 
-def load_cube(
-    path: Path, variable: str | None = None, wavelengths_path: Path | None = None, nan_is_nodata: bool = False
-) -> Cube:
+def load_cube(path: Path, options: ReadOptions = DEFAULT_OPTIONS, nan_is_nodata: bool = False) -> Cube:
     """Read a whole scene; NaN that is not declared as no data is refused unless `nan_is_nodata`."""
-    if path.suffix.lower() in ARRAY_SUFFIXES:
-        values = read_array(
-            path, variable, "--variable", "cube (rows x cols x bands)", lambda shape: len(shape) == 3 and min(shape) > 0
-        )
-        values = np.ascontiguousarray(values, np.float32)
-        cube = Cube(path.name, values, np.isfinite(values).all(axis=-1))
-        declared = False
-    else:
-        scene = open_scene(path)
-        values, valid = read_cube(scene)
-        georeference = (scene.crs, scene.transform)
-        cube = Cube(path.name, values, valid, scene.wavelengths_nm, scene.fwhm_nm, *georeference, scene.warnings)
-        declared = any(value is not None and np.isnan(value) for value in scene.nodata)
+    scene = open_scene(path, options=options)
+    values, valid = read_cube(scene)
+    georeference = (scene.crs, scene.transform)
+    cube = Cube(scene.name, values, valid, scene.wavelengths_nm, scene.fwhm_nm, *georeference, scene.warnings)
+    declared = any(value is not None and np.isnan(value) for value in scene.nodata)
     broken = ~np.isfinite(cube.values).all(axis=-1)
     if broken.any() and not (declared or nan_is_nodata):
         raise SceneUnusable(
@@ -120,19 +114,7 @@ def load_cube(
         )
     if not cube.valid.any():
         raise SceneUnusable(f"{path.name} has no valid pixel: check its no-data value")
-    return cube if wavelengths_path is None else _with_wavelengths(cube, wavelengths_path)
-
-
-def _with_wavelengths(cube: Cube, path: Path) -> Cube:
-    try:
-        wavelengths_nm = to_nm(parse_list(path.read_text(encoding="utf-8")), None)
-    except (OSError, ValueError) as error:
-        raise SceneUnusable(f"{path} cannot be read as wavelengths ({error}): write one number per line") from error
-    bands = cube.values.shape[-1]
-    if wavelengths_nm is None or len(wavelengths_nm) != bands:
-        found = 0 if wavelengths_nm is None else len(wavelengths_nm)
-        raise SceneUnusable(f"{path.name} contains {found} wavelengths for {bands} bands: write one for each band")
-    return replace(cube, wavelengths_nm=wavelengths_nm, fwhm_nm=None)
+    return cube
 
 
 def load_labels(

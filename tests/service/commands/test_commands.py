@@ -16,9 +16,11 @@ import pytest
 import rasterio
 
 from hyperscene.model.bundle import DEMO_BUNDLE, load_bundle
+from hyperscene.service.mapping.gdal import ignore_missing_georeference
 from hyperscene.service.mapping.output import RESULTS
 from tests.bundles import write_bundle
 from tests.command_line import cli_command, refusal, run
+from tests.products import ENMAP_STEM, enmap_values, write_enmap, zipped
 from tests.scenes import UTM, quadrants, spectra_of, write_envi, write_tif
 
 NM = np.linspace(450, 900, 5)
@@ -234,6 +236,44 @@ def test_inspect_as_json_is_one_document_even_with_nan_for_no_data(tmp_path, bun
     assert document["valid_share"] == pytest.approx(80 / 81, abs=1e-5)
     assert document["is_mappable"] is True
     assert done.stderr == ""
+
+
+def test_a_product_is_inspected_and_mapped_with_its_masks(tmp_path, bundle):
+    product = zipped(write_enmap(tmp_path / ENMAP_STEM, enmap_values(30, 25)), tmp_path / "enmap.zip")
+    done = run("inspect", product, "--bundle", bundle, "--quicklook", tmp_path / "look.png")
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if not line.startswith(" "))
+    assert lines["product"] == "EnMAP L2A 2022-07-24T10:45:26"
+    assert lines["size"] == "30 rows x 25 cols x 10 bands (2 bad ones dropped), int16"
+    assert lines["masks"].startswith("cirrus 0.1 % (not applied), cloud 2.0 %, shadow 2.0 %, water 6.7 % (not applied)")
+    assert lines["values"].endswith("(reflectance)")
+    assert "7 (958 nm): the overlap" in lines["warning"]
+    with ignore_missing_georeference(), rasterio.open(tmp_path / "look.png") as picture:
+        assert picture.shape == (30, 50)
+    done = run("classify", product, "--bundle", bundle, "-o", tmp_path / "out", "--mask", "none")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(RESULTS)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["no_data_pixels"] == 6
+    assert [band["band"] for band in summary["scene"]["dropped_bands"]] == [7, 10]
+    assert "'rain' is no mask" in refusal(run("classify", product, "-o", tmp_path / "o", "--mask", "rain"))
+
+
+def test_wavelengths_may_come_from_a_file(tmp_path, bundle):
+    np.save(tmp_path / "cube.npy", spectra_of(quadrants(20, 18), 5))
+    (tmp_path / "nm.txt").write_text("\n".join(map(str, NM)))
+    options = ("--bundle", bundle, "--wavelengths", tmp_path / "nm.txt")
+    assert json.loads(run("inspect", tmp_path / "cube.npy", *options, "--json").stdout)["is_mappable"] is True
+    done = run("classify", tmp_path / "cube.npy", *options, "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "wavelengths for 5 bands" in refusal(
+        run("inspect", tmp_path / "cube.npy", "--bundle", bundle, "--wavelengths", write_numbers(tmp_path / "few.txt"))
+    )
+
+
+def write_numbers(path):
+    path.write_text("450, 560\n")
+    return path
 
 
 def test_inspect_shows_a_bundle(tmp_path):

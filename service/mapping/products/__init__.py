@@ -1,0 +1,1 @@
+"""Products: what agencies deliver, recognised and described by one module for each family of sensors."""

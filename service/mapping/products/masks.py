@@ -1,0 +1,99 @@
+"""The layers of a product that make pixels invalid: clouds, shadows and others, read by rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rasterio.windows import Window
+
+from hyperscene.errors import OptionsUnusable
+from hyperscene.service.mapping.gdal import open_dataset
+from hyperscene.service.mapping.products.hdf5 import hdf5_errors, open_hdf5
+from hyperscene.service.mapping.products.product import DEFAULT_MASKS, MASK_KINDS, MaskLayer
+
+NONE = "none"
+# Values of mask.tif: 0 is a mapped pixel, 1 one without data, then the kinds in this order.
+MISSING = 1
+CODES = {kind: code for code, kind in enumerate(MASK_KINDS, start=MISSING + 1)}
+CACHE_BYTES = 16 << 20
+
+Mask = NDArray[np.bool_]
+_Read = Callable[[Window], Mask]
+
+
+def parse_masks(text: str | None) -> tuple[str, ...] | None:
+    """The kinds of `cloud,shadow`; none of them for `none`; None, which is the default, for nothing."""
+    if text is None:
+        return None
+    kinds = tuple(part.strip().lower() for part in text.split(",") if part.strip())
+    if kinds == (NONE,):
+        return ()
+    for kind in kinds:
+        if kind not in MASK_KINDS:
+            raise OptionsUnusable(f"{kind!r} is no mask: use {NONE}, or some of {', '.join(MASK_KINDS)} with commas")
+    return kinds
+
+
+def choose_layers(layers: Sequence[MaskLayer], kinds: tuple[str, ...] | None) -> tuple[MaskLayer, ...]:
+    """The layers of these kinds, and those of missing data; refuses a kind that the product does not have."""
+    available = sorted({layer.kind for layer in layers} - {"missing"}, key=MASK_KINDS.index)
+    for kind in kinds or ():
+        if kind not in available:
+            found = f"has {', '.join(available)}" if available else "has no masks"
+            raise OptionsUnusable(f"the scene has no mask {kind}; it {found}: choose another --mask, or none")
+    wanted = DEFAULT_MASKS if kinds is None else kinds
+    return tuple(layer for layer in layers if layer.kind == "missing" or layer.kind in wanted)
+
+
+class MaskReader:
+    """Reads all layers of a scene; made by `open_masks`."""
+
+    def __init__(self, layers: Sequence[tuple[str, _Read]]) -> None:
+        self._layers = layers
+
+    def is_masked(self, window: Window) -> Mask:
+        """Pixels (rows, cols) that any layer masks."""
+        masked = np.zeros((int(window.height), int(window.width)), bool)
+        for _, read in self._layers:
+            masked |= read(window)
+        return masked
+
+    def codes(self, window: Window, has_class: Mask) -> NDArray[np.uint8]:
+        """Values of mask.tif; a pixel of several kinds has the first one in the order of CODES."""
+        codes = np.zeros(has_class.shape, np.uint8)
+        for kind, read in sorted(self._layers, key=lambda layer: CODES.get(layer[0], MISSING)):
+            codes[read(window) & ~has_class & (codes == 0)] = CODES.get(kind, MISSING)
+        codes[~has_class & (codes == 0)] = MISSING
+        return codes
+
+
+@contextmanager
+def open_masks(layers: Sequence[MaskLayer]) -> Iterator[MaskReader]:
+    """A reader of the layers, for one thread."""
+    with ExitStack() as stack:
+        yield MaskReader([(layer.kind, _reader(layer, stack)) for layer in layers])
+
+
+def _reader(layer: MaskLayer, stack: ExitStack) -> _Read:
+    if not layer.dataset:
+        dataset = stack.enter_context(open_dataset(layer.path, "GTiff"))
+        return lambda window: _matches(layer, dataset.read(layer.band, window=window))
+    found = stack.enter_context(open_hdf5(layer.path, CACHE_BYTES)).dataset(layer.dataset)
+
+    def read(window: Window) -> Mask:
+        rows, cols = (slice(start, stop) for start, stop in window.toranges())
+        index = (rows, cols) if found.ndim == 2 else (rows, cols, layer.band - 1)
+        with hdf5_errors(layer.path):
+            return _matches(layer, np.asarray(found[index]))
+
+    return read
+
+
+def _matches(layer: MaskLayer, samples: NDArray[Any]) -> Mask:
+    if layer.bits:
+        return np.asarray((samples.astype(np.int64) & layer.bits) != 0)
+    return np.isin(samples, layer.values) if layer.values else np.asarray((samples != 0) & np.isfinite(samples))

@@ -1,0 +1,571 @@
+"""Products are recognised by their layout, and become scenes."""
+
+import json
+import os
+import tarfile
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+import rasterio
+from rasterio.crs import CRS
+from rasterio.transform import from_origin
+from rasterio.warp import Resampling, reproject
+from rasterio.warp import transform as transform_points
+from rasterio.windows import Window
+
+from hyperscene.errors import OptionsUnusable, SceneIncomplete, SceneTooLarge, SceneUnreadable
+from hyperscene.model.bundle import load_bundle
+from hyperscene.service.mapping.engines import make_engine
+from hyperscene.service.mapping.ground import open_ground
+from hyperscene.service.mapping.options import MapOptions
+from hyperscene.service.mapping.pipeline import map_scene
+from hyperscene.service.mapping.products import cube_files
+from hyperscene.service.mapping.products.containers import ArchiveLimits, unpack
+from hyperscene.service.mapping.products.product import OVERLAP, ReadOptions
+from hyperscene.service.mapping.scenes import open_pixels, open_scene, read_cube
+from tests.bundles import write_patch_bundle
+from tests.products import (
+    EMIT_GOOD,
+    EMIT_NM,
+    ENMAP_EMPTY,
+    ENMAP_NM,
+    ENMAP_STEM,
+    NEON_NM,
+    NODATA,
+    PRISMA_MIN_MAX,
+    PRISMA_SWIR,
+    PRISMA_VNIR,
+    enmap_masks,
+    enmap_values,
+    positions,
+    smooth_cube,
+    write_aviris3,
+    write_desis,
+    write_emit,
+    write_enmap,
+    write_neon,
+    write_pace,
+    write_prisma,
+    write_tanager,
+    zipped,
+)
+from tests.scenes import GRID, UTM, write_envi, write_tif
+
+ENMAP_USED = [0, 1, 2, 3, 4, 5, 7, 8, 10, 11]  # without the overlap at 958 nm and the empty band
+
+
+@pytest.fixture
+def enmap(tmp_path):
+    """A folder, and its samples."""
+    values = enmap_values(14, 13)
+    return write_enmap(tmp_path / "enmap" / ENMAP_STEM, values), values
+
+
+def tagged_enmap(path, values, **tags):
+    """The image of an EnMAP product without its metadata, as other programs write it."""
+    write_tif(path, values, nodata=NODATA, wavelengths_nm=ENMAP_NM)
+    with rasterio.open(path, "r+") as file:
+        for band in range(1, file.count + 1):
+            if "bbl" in tags:
+                file.update_tags(band, bbl=str(tags["bbl"][band - 1]))
+    return path
+
+
+def test_bands_that_their_own_tags_mark_as_bad_are_dropped_and_named(tmp_path):
+    values = enmap_values(9, 8)
+    flags = [0 if band in ENMAP_EMPTY else 1 for band in range(1, 13)]
+    scene = open_scene(tagged_enmap(tmp_path / "s.tif", values, bbl=flags))
+    assert [(band.number, band.wavelength_nm) for band in scene.dropped] == [(10, 1360.0)]
+    assert scene.warnings == ("bands that are not used: 10 (1360 nm): marked bad (bbl)",)
+    _, valid = read_cube(scene)
+    np.testing.assert_array_equal(valid, values[..., 0] != NODATA)
+
+
+def test_an_empty_band_that_nothing_marks_is_dropped_and_named(tmp_path):
+    values = enmap_values(9, 8)
+    scene = open_scene(write_tif(tmp_path / "s.tif", values, nodata=NODATA))
+    assert scene.warnings == ("bands that are not used: 10: empty",)
+    assert read_cube(scene)[1].sum() == 9 * 8 - 6
+
+
+def test_an_empty_band_of_envi_data_is_dropped(tmp_path):
+    header = f"data ignore value = {NODATA}\nwavelength = {{{', '.join(map(str, ENMAP_NM))}}}\n"
+    scene = open_scene(write_envi(tmp_path / "s.img", enmap_values(9, 8), header))
+    assert [band.number for band in scene.dropped] == [10]
+    assert len(scene.wavelengths_nm) == 11
+
+
+def test_a_scene_without_any_value_keeps_its_bands(tmp_path):
+    scene = open_scene(write_tif(tmp_path / "s.tif", np.full((5, 4, 3), NODATA, np.int16), nodata=NODATA))
+    assert len(scene.bands) == 3
+
+
+@pytest.mark.parametrize("given", ["folder", "metadata", "image", "zip", "parent"])
+def test_an_enmap_product_is_read_by_any_of_its_paths(enmap, tmp_path, given):
+    folder, values = enmap
+    path = {
+        "folder": folder,
+        "metadata": folder / f"{ENMAP_STEM}-METADATA.XML",
+        "image": folder / f"{ENMAP_STEM}-SPECTRAL_IMAGE.TIF",
+        "zip": tmp_path / "product.zip",
+        "parent": folder.parent,
+    }[given]
+    if given == "zip":
+        zipped(folder, path)
+    scene = open_scene(path)
+    assert (scene.sensor, scene.level, scene.name, scene.unit) == ("EnMAP", "L2A", ENMAP_STEM, "reflectance")
+    assert scene.acquired == "2022-07-24T10:45:26.123Z"
+    assert (scene.crs, scene.transform) == (UTM, GRID)
+    np.testing.assert_array_equal(scene.wavelengths_nm, ENMAP_NM[ENMAP_USED])
+    np.testing.assert_array_equal(scene.fwhm_nm, 9.0)
+    assert [(band.number, band.reason) for band in scene.dropped] == [(7, OVERLAP), (10, "empty")]
+    cube, valid = read_cube(scene)
+    masks = enmap_masks(14, 13)
+    expected = (values[..., 0] != NODATA) & (masks["CLOUD"] == 0) & (masks["CLOUDSHADOW"] == 0)
+    np.testing.assert_array_equal(valid, expected)
+    np.testing.assert_allclose(cube[valid], values[valid][:, ENMAP_USED] * 1e-4, rtol=1e-6)
+
+
+def test_an_enmap_l1b_product_has_the_bands_of_both_images(tmp_path):
+    values = enmap_values(10, 9)
+    scene = open_scene(write_enmap(tmp_path / "l1b", values, level="L1B"))
+    np.testing.assert_array_equal(scene.wavelengths_nm, ENMAP_NM[ENMAP_USED])
+    cube, valid = read_cube(scene)
+    np.testing.assert_array_equal(valid, values[..., 0] != NODATA)
+    np.testing.assert_allclose(cube[valid], values[valid][:, ENMAP_USED] * 1e-4, rtol=1e-6)
+
+
+def test_a_cube_in_a_zip_is_read(tmp_path):
+    path = write_prisma(tmp_path / "zip" / "PRS_L2D_STD.he5", prisma_samples())
+    assert open_scene(zipped(path.parent, tmp_path / "p.zip")).name == "PRS_L2D_STD"
+
+
+def test_masks_are_those_that_were_asked_for(enmap):
+    folder, values = enmap
+    masks, has_data = enmap_masks(14, 13), values[..., 0] != NODATA
+    _, valid = read_cube(open_scene(folder, options=ReadOptions(masks=())))
+    np.testing.assert_array_equal(valid, has_data)
+    _, valid = read_cube(open_scene(folder, options=ReadOptions(masks=("cirrus", "water"))))
+    np.testing.assert_array_equal(valid, has_data & (masks["CIRRUS"] == 0) & (masks["CLASSES"] != 2))
+    assert open_scene(folder).mask_kinds == ("cirrus", "cloud", "shadow", "water")
+    with pytest.raises(OptionsUnusable, match="no mask snow; it has cloud, shadow, cirrus, water"):
+        open_scene(folder, options=ReadOptions(masks=("snow",)))
+
+
+def test_metadata_without_their_image_are_refused(enmap):
+    folder, _ = enmap
+    (folder / f"{ENMAP_STEM}-SPECTRAL_IMAGE.TIF").unlink()
+    with pytest.raises(SceneIncomplete, match=r"add .*SPECTRAL_IMAGE\.TIF"):
+        open_scene(folder)
+
+
+def test_a_folder_of_two_products_is_refused(enmap):
+    folder, values = enmap
+    write_enmap(folder, values, level="L1C")
+    with pytest.raises(SceneUnreadable, match="holds 2 products"):
+        open_scene(folder)
+
+
+def test_metadata_of_other_bands_are_ignored_with_a_warning(enmap):
+    folder, values = enmap
+    write_tif(folder / f"{ENMAP_STEM}-SPECTRAL_IMAGE.TIF", values[..., :5], nodata=NODATA)
+    scene = open_scene(folder)
+    assert scene.wavelengths_nm is None
+    assert "has 5 bands and the product's metadata describe 12" in scene.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<!DOCTYPE x [<!ENTITY a "b">]><level_X>&a;</level_X>',
+        '<!DOCTYPE x SYSTEM "file:///etc/passwd"><level_X/>',
+        "<level_X>" + "<a>" * 70,
+        "<level_X>",
+        "",
+    ],
+)
+def test_hostile_metadata_are_refused(enmap, text):
+    folder, _ = enmap
+    (folder / f"{ENMAP_STEM}-METADATA.XML").write_text(text)
+    with pytest.raises(SceneUnreadable, match=r"METADATA\.XML"):
+        open_scene(folder)
+
+
+def prisma_samples(rows=9, cols=7):
+    samples = np.random.default_rng(1).integers(1, 65535, (rows, cols, len(PRISMA_VNIR) + len(PRISMA_SWIR)))
+    samples[:2] = 0
+    return samples
+
+
+def test_a_prisma_l2d_product_is_scaled_ordered_and_georeferenced(tmp_path):
+    samples = prisma_samples()
+    scene = open_scene(write_prisma(tmp_path / "PRS_L2D_STD_20240402102837_20240402102842_0001.he5", samples))
+    assert (scene.sensor, scene.level, scene.unit) == ("PRISMA", "L2D", "reflectance")
+    assert scene.acquired.startswith("2024-04-02T10:28:37")
+    assert (scene.crs, scene.transform) == (UTM, from_origin(380_000, 5_820_000, 30, 30))
+    np.testing.assert_array_equal(scene.wavelengths_nm, [450, 560, 670, 860, 961, 1050, 1650, 2200])
+    assert {band.number for band in scene.dropped} == {1, 2, 11}  # 972 nm lies in the overlap
+    cube, valid = read_cube(scene)
+    np.testing.assert_array_equal(valid, samples.any(axis=-1))
+    nm = np.concatenate([PRISMA_VNIR, PRISMA_SWIR])
+    for place, wavelength in enumerate(scene.wavelengths_nm):
+        band = int(np.flatnonzero(nm == wavelength)[0])
+        low, high = PRISMA_MIN_MAX["Vnir" if band < len(PRISMA_VNIR) else "Swir"]
+        expected = low + samples[..., band] * (high - low) / 65535
+        np.testing.assert_allclose(cube[..., place][valid], expected[valid], rtol=1e-5)
+
+
+def test_a_prisma_l1_product_is_radiance_with_a_cloud_mask(tmp_path):
+    samples = prisma_samples()
+    scene = open_scene(write_prisma(tmp_path / "p.he5", samples, level="L1"))
+    cube, valid = read_cube(scene)
+    assert (scene.level, scene.mask_kinds, scene.crs) == ("L1", ("cloud", "snow", "water"), None)
+    expected = samples.any(axis=-1)
+    expected[2:4, 3:6] = False
+    np.testing.assert_array_equal(valid, expected)
+    np.testing.assert_allclose(cube[..., 0], samples[..., 5] / 100, rtol=1e-6)
+
+
+def test_an_emit_product_is_read_with_its_mask_file(tmp_path):
+    cube = smooth_cube(9, 8, len(EMIT_NM))
+    cube[..., 4] = -0.01
+    cube[8, 7] = -9999
+    path = write_emit(tmp_path / "emit", cube)
+    scene = open_scene(path)
+    assert (scene.sensor, scene.level, scene.acquired) == ("EMIT", "L2A", "2022-08-15T04:28:38+0000")
+    assert [band.wavelength_nm for band in scene.dropped] == [1360.0]
+    assert scene.mask_kinds == ("cirrus", "cloud", "dilated-cloud", "water")
+    values, valid = read_cube(scene)
+    expected = np.ones((9, 8), bool)
+    expected[1:3, 1:4] = expected[8, 7] = False
+    np.testing.assert_array_equal(valid, expected)
+    np.testing.assert_array_equal(values[valid], cube[valid][:, EMIT_GOOD == 1])
+    folder = open_scene(path.parent)
+    assert (folder.name, folder.bands) == (scene.name, scene.bands)
+
+
+def test_the_mask_file_alone_is_refused(tmp_path):
+    path = write_emit(tmp_path, smooth_cube(5, 4, len(EMIT_NM)))
+    with pytest.raises(SceneUnreadable, match="give the file EMIT_L2A_RFL instead"):
+        open_scene(path.with_name(path.name.replace("_RFL_", "_MASK_")))
+
+
+def test_a_neon_tile_is_scaled_and_its_band_windows_are_dropped(tmp_path):
+    cube = smooth_cube(6, 5, len(NEON_NM))
+    cube[0, 0] = -0.9999
+    scene = open_scene(write_neon(tmp_path / "NEON_D02_SERC_DP3_368000_4307000_reflectance.h5", cube))
+    assert (scene.sensor, scene.level) == ("NEON AOP", "DP3")
+    assert (scene.crs, scene.transform) == (CRS.from_epsg(32618), from_origin(368_000, 4_307_000, 1, 1))
+    assert [band.reason for band in scene.dropped] == ["in the bad band window 1340 to 1445 nm"]
+    values, valid = read_cube(scene)
+    assert not valid[0, 0]
+    np.testing.assert_allclose(values[valid], cube[valid][:, NEON_NM != 1400], atol=6e-5)
+
+
+@pytest.mark.parametrize("is_ortho", [True, False])
+def test_a_tanager_product_is_read_with_its_masks(tmp_path, is_ortho):
+    cube = smooth_cube(6, 5, len(EMIT_NM))
+    scene = open_scene(write_tanager(tmp_path / "20250815_043916_87_4001_ortho_sr.h5", cube, is_ortho=is_ortho))
+    assert (scene.sensor, scene.acquired) == ("Tanager", "2025-08-15T04:39:16Z")
+    assert scene.mask_kinds == ("cirrus", "cloud")
+    assert (scene.transform == from_origin(570_300, 3_555_450, 30, 30)) is is_ortho
+    assert (scene.ground is None) is is_ortho
+    values, valid = read_cube(scene)
+    assert {tuple(place) for place in np.argwhere(~valid)} == {(1, 2), (0, 0)}
+    np.testing.assert_array_equal(values, cube[..., EMIT_GOOD == 1])
+
+
+def test_a_pace_product_is_unpacked_with_its_flags(tmp_path):
+    cube = smooth_cube(6, 5, 4)
+    scene = open_scene(write_pace(tmp_path / "PACE_OCI.20240809T105059.L2.SFREFL.nc", cube))
+    assert (scene.sensor, scene.mask_kinds) == ("PACE OCI", ("cloud",))
+    values, valid = read_cube(scene)
+    assert [tuple(place) for place in np.argwhere(~valid)] == [(0, 1)]
+    np.testing.assert_allclose(values, cube, atol=1.1e-5)
+
+
+def test_an_aviris_3_product_is_read(tmp_path):
+    cube = smooth_cube(6, 5, len(EMIT_NM))
+    scene = open_scene(write_aviris3(tmp_path / "AV320230926t201618_001_L2A_OE_main_RFL_ORT.nc", cube))
+    assert (scene.sensor, scene.acquired, scene.crs, scene.transform) == ("AVIRIS-3", "2023-09-26", UTM, GRID)
+    np.testing.assert_array_equal(read_cube(scene)[0], cube)
+
+
+def test_envi_data_of_aviris_are_named_after_their_sensor(tmp_path):
+    data = tmp_path / "ang20170707t200459_corr_v2p9_img"
+    write_envi(data.with_suffix(".img"), smooth_cube(6, 5, 3), "wavelength = {450, 560, 670}\n")
+    data.with_suffix(".img").rename(data)
+    for given in (data, data.with_suffix(".hdr"), tmp_path):
+        scene = open_scene(given)
+        assert (scene.sensor, scene.acquired, scene.path) == ("AVIRIS-NG", "2017-07-07", data)
+
+
+def test_a_desis_product_is_read_with_its_header(tmp_path):
+    values = np.random.default_rng(0).integers(100, 5000, (6, 5, 4)).astype(np.int16)
+    scene = open_scene(write_desis(tmp_path / "desis", values))
+    assert (scene.sensor, scene.level, scene.acquired) == ("DESIS", "L2A", "2019-12-03T02:11:28Z")
+    np.testing.assert_allclose(scene.wavelengths_nm, [402, 404.55, 407.1, 409.65])
+    cube, valid = read_cube(scene)
+    assert {tuple(place) for place in np.argwhere(~valid)} == {(1, 1), (2, 2), (3, 3)}
+    np.testing.assert_allclose(cube, values * 1e-4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("chunks", [(4, 3, 5), (1, 11, 7), (9, 11, 7), (9, 1, 7)])
+@pytest.mark.parametrize("is_rewritten", [False, True])
+def test_any_chunks_give_the_same_rows(tmp_path, monkeypatch, chunks, is_rewritten):
+    samples = prisma_samples()
+    plain = write_prisma(tmp_path / "plain.he5", samples)
+    packed = write_prisma(tmp_path / "packed.he5", samples, chunks=tuple(map(min, chunks, (9, 5, 7))))
+    if is_rewritten:
+        monkeypatch.setattr(cube_files, "CACHE_BYTES", 0)
+        monkeypatch.setattr(cube_files, "PART_BYTES", 100)
+    done = []
+    with (
+        open_pixels(open_scene(packed), lambda *now: done.append(now)) as pixels,
+        open_pixels(open_scene(plain)) as other,
+    ):
+        for window in (Window(0, 3, 7, 2), Window(2, 0, 3, 9), None):
+            for found, expected in zip(pixels.read(window), other.read(window), strict=True):
+                np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(pixels.spectrum(4, 5), other.spectrum(4, 5))
+    assert all(now <= total for now, total in done)
+
+
+def hostile_emit(tmp_path, change):
+    """An EMIT product whose reflectance would be read from another file, which blocks whoever opens it."""
+    path = write_emit(tmp_path, smooth_cube(5, 4, len(EMIT_NM)))
+    secret = tmp_path / "secret.h5"
+    os.mkfifo(secret)
+    with h5py.File(path, "r+") as file:
+        del file["reflectance"]
+        change(file, secret)
+    return path
+
+
+def as_virtual(file, secret):
+    layout = h5py.VirtualLayout(shape=(5, 4, 7), dtype="f4")
+    layout[:] = h5py.VirtualSource(str(secret), "reflectance", shape=(5, 4, 7))
+    file.create_virtual_dataset("reflectance", layout)
+
+
+def as_external_data(file, secret):
+    file.create_dataset("reflectance", (5, 4, 7), "f4", external=[(str(secret), 0, 560)])
+
+
+def as_external_link(file, secret):
+    file["reflectance"] = h5py.ExternalLink(str(secret), "reflectance")
+
+
+def as_foreign_filter(file, secret):
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk((5, 4, 7))
+    properties.set_filter(32_015, h5py.h5z.FLAG_OPTIONAL, (3,))
+    h5py.h5d.create(file.id, b"reflectance", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((5, 4, 7)), properties)
+
+
+@pytest.mark.parametrize("change", [as_virtual, as_external_data, as_external_link, as_foreign_filter])
+def test_hdf5_that_leads_out_of_the_file_is_refused_unopened(tmp_path, change):
+    with pytest.raises(SceneUnreadable, match="only data in the file itself are read"):
+        open_scene(hostile_emit(tmp_path, change))
+
+
+def test_a_damaged_hdf5_file_is_refused(tmp_path):
+    path = write_emit(tmp_path, smooth_cube(5, 4, len(EMIT_NM)))
+    path.write_bytes(path.read_bytes()[:1500])
+    with pytest.raises(SceneUnreadable, match="cannot be read as HDF5"):
+        open_scene(path)
+
+
+def mapped(scene, bundle, output):
+    """The class map of a scene, and its summary."""
+    summary = map_scene(scene, bundle, make_engine(bundle, "cpu", 1, 4), output, MapOptions(1, "none"))
+    with rasterio.open(output / "classes.tif") as file:
+        return file.read(1), file.profile, summary
+
+
+def reference(scene, bundle, folder):
+    """The class map of the same pixels in a plain GeoTIFF."""
+    values, valid = read_cube(scene)
+    values[~valid] = np.nan
+    path = write_tif(folder / "plain.tif", values, nodata=np.nan, wavelengths_nm=scene.wavelengths_nm)
+    return mapped(open_scene(path), bundle, folder / "plain")[0]
+
+
+@pytest.fixture(scope="module")
+def small_bundle(tmp_path_factory):
+    return load_bundle(write_patch_bundle(tmp_path_factory.mktemp("bundle") / "b.onnx", patch_px=8))
+
+
+def write_any(kind, folder):
+    """One small product of each kind."""
+    folder.mkdir()
+    cube = smooth_cube(20, 17, len(EMIT_NM))
+    return {
+        "EnMAP": lambda: zipped(write_enmap(folder / ENMAP_STEM, enmap_values(20, 17)), folder / "p.zip"),
+        "PRISMA": lambda: write_prisma(folder / "p.he5", prisma_samples(20, 17)),
+        "PRISMA L1": lambda: write_prisma(folder / "p.he5", prisma_samples(20, 17), "L1"),
+        "EMIT": lambda: write_emit(folder, cube),
+        "NEON": lambda: write_neon(folder / "n.h5", cube),
+        "Tanager": lambda: write_tanager(folder / "t.h5", cube),
+        "Tanager basic": lambda: write_tanager(folder / "t.h5", cube, is_ortho=False),
+        "PACE": lambda: write_pace(folder / "PACE_OCI.nc", cube[..., [0, 1, 2, 3, 5]]),
+        "AVIRIS-3": lambda: write_aviris3(folder / "AV3.nc", cube),
+    }[kind]()
+
+
+@pytest.mark.parametrize(
+    "kind", ["EnMAP", "PRISMA", "PRISMA L1", "EMIT", "NEON", "Tanager", "Tanager basic", "PACE", "AVIRIS-3"]
+)
+def test_a_product_is_mapped_like_its_pixels_in_a_geotiff(tmp_path, small_bundle, kind):
+    scene = open_scene(write_any(kind, tmp_path / "product"))
+    classes, profile, summary = mapped(scene, small_bundle, tmp_path / "map")
+    expected = reference(scene, small_bundle, tmp_path)
+    assert summary["scene"]["sensor"] == scene.sensor
+    assert summary["valid_pixels"] == (expected > 0).sum()
+    if scene.ground is None:
+        np.testing.assert_array_equal(classes, expected)
+        assert (profile["crs"], profile["transform"]) == (scene.crs, scene.transform)
+    else:
+        assert profile["crs"] is not None
+        assert set(np.unique(classes)) == set(np.unique(expected))
+
+
+def test_mask_tif_tells_masked_from_missing(tmp_path, small_bundle):
+    values = enmap_values(20, 17)
+    scene = open_scene(write_enmap(tmp_path / ENMAP_STEM, values))
+    classes, _, summary = mapped(scene, small_bundle, tmp_path / "map")
+    masks = enmap_masks(20, 17)
+    expected = np.zeros((20, 17), np.uint8)
+    expected[values[..., 0] == NODATA] = 1
+    expected[masks["CLOUDSHADOW"] == 1] = 3
+    expected[masks["CLOUD"] == 1] = 2
+    with rasterio.open(tmp_path / "map" / "mask.tif") as file:
+        np.testing.assert_array_equal(file.read(1), expected)
+    np.testing.assert_array_equal(classes == 0, expected > 0)
+    item = json.loads((tmp_path / "map" / "item.json").read_text())
+    assert item["assets"]["mask"]["href"] == "./mask.tif"
+    assert summary["masked_pixels"] == {"cloud": int((expected == 2).sum()), "shadow": int((expected == 3).sum())}
+    mapped(open_scene(tmp_path / ENMAP_STEM, options=ReadOptions(masks=())), small_bundle, tmp_path / "map")
+    assert not (tmp_path / "map" / "mask.tif").exists()
+
+
+def test_a_lookup_table_lays_a_map_out_as_numpy_does(tmp_path, small_bundle):
+    path = write_emit(tmp_path / "emit", smooth_cube(20, 17, len(EMIT_NM)))
+    scene = open_scene(path)
+    classes, profile, summary = mapped(scene, small_bundle, tmp_path / "map")
+    sensor = reference(scene, small_bundle, tmp_path)
+    with h5py.File(path) as file:
+        col, row = file["location/glt_x"][()], file["location/glt_y"][()]
+        np.testing.assert_allclose(
+            list(profile["transform"])[:6], np.roll(file.attrs["geotransform"], -1)[[0, 1, 5, 3, 4, 2]]
+        )
+    np.testing.assert_array_equal(classes, np.where(col > 0, sensor[row - 1, col - 1], 0))
+    assert profile["crs"] == CRS.from_epsg(4326)
+    area = sum(entry["hectares"] for entry in summary["classes"])
+    assert area == pytest.approx((classes > 0).sum() * 0.09, rel=0.4)
+
+
+def test_positions_lay_a_map_out_within_half_a_pixel(tmp_path, small_bundle):
+    rows, cols = 40, 33
+    path = write_prisma(tmp_path / "p.he5", prisma_samples(rows, cols), level="L2C")
+    scene = open_scene(path)
+    lon, lat = (values.astype(np.float32) for values in positions(rows, cols))
+    with open_ground(scene) as (placed, lookup):
+        found = lookup.find(Window(0, 0, placed.cols, placed.rows))
+    assert placed.crs == UTM
+    x, y = (np.array(values) for values in transform_points(CRS.from_epsg(4326), UTM, lon.ravel(), lat.ravel()))
+    col, row = np.meshgrid(np.arange(placed.cols) + 0.5, np.arange(placed.rows) + 0.5)
+    east, north = placed.transform @ (col, row)
+    distance = np.hypot(east[..., None] - x, north[..., None] - y) / placed.transform.a
+    near = distance.min(axis=-1)
+    known = found >= 0
+    # Every pixel of the ground inside the swath has the nearest pixel of the sensor.
+    np.testing.assert_array_equal(known, near <= 1.5)
+    np.testing.assert_allclose(
+        np.take_along_axis(distance, found[..., None].clip(0), -1)[known][:, 0], near[known], atol=1e-4
+    )
+    warped = np.full(found.shape, -1, np.int32)
+    index = np.arange(rows * cols, dtype=np.int32).reshape(rows, cols)
+    source = {"src_crs": CRS.from_epsg(4326), "src_geoloc_array": np.stack([lon, lat]).astype(float)}
+    target = {"dst_crs": UTM, "dst_transform": placed.transform, "dst_nodata": -1}
+    reproject(index, warped, **source, **target, resampling=Resampling.nearest)
+    both = known & (warped >= 0)
+    assert both.sum() > 0.8 * known.sum()
+    apart = np.hypot(*(np.array(divmod(found[both], cols)) - np.array(divmod(warped[both], cols))))
+    assert np.median(apart) <= 1
+
+
+@pytest.mark.parametrize("change", ["../x.tif", "/x.tif", "C:/x.tif", "a/../../x.tif", "a\\x.tif", "a/" * 9 + "x.tif"])
+def test_archive_members_that_lead_elsewhere_are_refused(tmp_path, change):
+    path = tmp_path / "in" / "p.zip"
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("ENMAP01-____L2A-X-METADATA.XML", "<x/>")
+        archive.writestr(zipfile.ZipInfo(change), "x")
+        archive.filelist[-1].filename = change  # ZipInfo cleans backslashes on some systems
+    with pytest.raises(SceneUnreadable, match=r"leads outside its folder|nests its folders"):
+        open_scene(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["in"]
+
+
+def test_links_in_archives_and_folders_are_left_out(tmp_path):
+    secret = tmp_path / "secret.xml"
+    secret.write_text("<level_X/>")
+    name = f"{ENMAP_STEM}-METADATA.XML"
+    with tarfile.open(tmp_path / "p.tar.gz", "w:gz") as archive:
+        link = tarfile.TarInfo(name)
+        link.type, link.linkname = tarfile.SYMTYPE, str(secret)
+        archive.addfile(link)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / name).symlink_to(secret)
+    for path in (tmp_path / "p.tar.gz", folder):
+        with pytest.raises(SceneUnreadable, match=r"holds no product|is a folder"):
+            open_scene(path)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (ArchiveLimits(members=2), "more than 2 members"),
+        (ArchiveLimits(unpacked_bytes=2_000), "unpacks to more than"),
+        (ArchiveLimits(ratio=1, exempt_bytes=100), "1 times its size"),
+    ],
+)
+def test_archives_beyond_the_limits_are_refused_before_they_are_unpacked(tmp_path, enmap, limits, words):
+    path = zipped(enmap[0], tmp_path / "p.zip")
+    with pytest.raises(SceneTooLarge, match=words):
+        unpack(path, tmp_path / "unpacked", limits)
+    assert list((tmp_path / "unpacked").iterdir()) == []
+
+
+def test_a_damaged_archive_is_refused(tmp_path, enmap):
+    path = zipped(enmap[0], tmp_path / "p.zip")
+    content = bytearray(path.read_bytes())
+    content[400:600] = bytes(200)
+    path.write_bytes(content)
+    with pytest.raises(SceneUnreadable, match="copy it again"):
+        open_scene(path)
+
+
+def test_a_zip_in_a_tar_is_read(tmp_path, enmap):
+    inner = zipped(enmap[0], tmp_path / f"{ENMAP_STEM}.ZIP")
+    with tarfile.open(tmp_path / "dims_op.tar.gz", "w:gz") as archive:
+        archive.add(inner, f"dims_op/ENMAP.HSI.L2A/{inner.name}")
+    assert open_scene(tmp_path / "dims_op.tar.gz").sensor == "EnMAP"
+
+
+@pytest.mark.parametrize("start", [b"PK\3\4", b"\x93NUMPY\1\0", b"MATLAB 5.0 MAT-file", b"\x89HDF\r\n\x1a\n"])
+def test_envi_data_stay_envi_whatever_they_start_with(tmp_path, start):
+    path = write_envi(tmp_path / "scene.img", np.zeros((8, 8, 3), np.uint8))
+    path.write_bytes(start + bytes(8 * 8 * 3 - len(start)))
+    assert open_scene(path).driver == "ENVI"
+
+
+def test_opening_a_cube_does_not_rewrite_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(cube_files, "CACHE_BYTES", 0)
+    monkeypatch.setattr(cube_files, "_rewrite", pytest.fail)
+    path = write_prisma(tmp_path / "p.he5", prisma_samples(), chunks=(4, 3, 5))
+    assert open_scene(path).sensor == "PRISMA"
