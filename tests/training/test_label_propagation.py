@@ -260,23 +260,54 @@ def test_mnf_components_stay_bounded_with_more_bands_than_neighbours():
     assert np.abs(SpectralFeatures.of(small).components).max() < 100
 
 
-def test_propagation_solves_its_equation_for_every_fidelity_weight():
+def edge_weights(components: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """The graph's edge weights as a matrix (pixels, pixels), computed pair by pair."""
+    where = np.argwhere(np.ones_like(valid))
+    apart = np.abs(where[:, None] - where[None]).max(axis=-1)
+    linked = (apart == 1) & valid.ravel()[:, None] & valid.ravel()[None]
+    distance = np.square(components[:, None] - components[None]).sum(axis=-1)
+    return np.where(linked, np.exp(-distance / np.median(distance[linked])) + 0.01, 0)
+
+
+@pytest.mark.parametrize("fidelity", FIDELITY_WEIGHTS)
+def test_propagation_solves_its_equation_for_every_fidelity_weight(fidelity):
     """An unlabelled pixel is the mean of its neighbours and of its prior, weighted by edges and the fidelity weight."""
+    generator = np.random.default_rng(0)
+    rows, cols = 14, 11
+    valid = generator.random((rows, cols)) < 0.95
+    components = generator.normal(size=(rows * cols, 3)).astype(np.float32)
+    weights = edge_weights(components, valid)
+    indices = np.flatnonzero(valid)[[3, 40, 90, 120]]
+    prior = generator.dirichlet(np.ones(4), rows * cols).astype(np.float32)
+    graph = PixelGraph.of(components, valid)
+    np.testing.assert_allclose(graph.degree[1:-1, 1:-1].ravel(), weights.sum(axis=1), rtol=1e-5)
+    found = graph.propagate(prior, indices, np.arange(4), fidelity)
+    np.testing.assert_array_equal(found[indices], np.eye(4))
+    free = np.setdiff1d(np.arange(rows * cols), indices)
+    expected = prior
+    if math.isfinite(fidelity):
+        expected = (weights @ found + fidelity * prior) / (weights.sum(axis=1, keepdims=True) + fidelity)
+    np.testing.assert_allclose(found[free], expected[free], atol=1e-3)
+
+
+@pytest.mark.parametrize("fidelity", FIDELITY_WEIGHTS[1:])
+def test_the_influence_of_labels_gives_what_propagation_gives(fidelity):
+    """Cross-validation takes its predictions from the influence of the labels, without propagating over the scene."""
     scene = noisy_scene(1.0)
     spectra = SpectralFeatures.of(scene)
     graph = PixelGraph.of(spectra.components, scene.valid)
-    indices = np.array([100, 700, 1200, 1800])
-    prior = by_spectra(spectra, indices, np.arange(4))
-    degree = np.asarray(graph.edge_weights.sum(axis=1)).ravel()[:, None]
-    free = np.ones(ROWS * COLS, bool)
-    free[indices] = False
-    solutions = graph.propagate(prior, indices, np.arange(4), FIDELITY_WEIGHTS)
-    for fidelity, found in zip(FIDELITY_WEIGHTS, solutions, strict=True):
-        np.testing.assert_array_equal(found[indices], np.eye(4))
-        expected = prior
-        if math.isfinite(fidelity):
-            expected = (graph.edge_weights @ found + fidelity * prior) / (degree + fidelity)
-        np.testing.assert_allclose(found[free], expected[free], atol=1e-3)
+    generator = np.random.default_rng(0)
+    positions = np.argwhere(scene.labels > 0)[generator.permutation(ROWS * COLS)[:60]]
+    # Neighbouring labels, as in polygons, make the equations nearly singular.
+    positions = np.unique(np.concatenate([positions, positions[:30] + np.array([0, 1])]) % [ROWS, COLS], axis=0)
+    indices = np.ravel_multi_index(tuple(positions.T), (ROWS, COLS))
+    classes = scene.labels.ravel()[indices].astype(int) - 1
+    prior = by_spectra(spectra, indices, classes)
+    sources, held = np.arange(0, len(indices), 2), np.arange(1, len(indices), 2)
+    influence = graph.influence(positions, fidelity, prior.reshape(ROWS, COLS, 4))
+    found = propagation_settings.predict_held_out(influence, influence.from_priors, sources, held, classes, 4)
+    expected = graph.propagate(prior, indices[sources], classes[sources], fidelity)[indices[held]]
+    np.testing.assert_allclose(found, expected, atol=0.01)
 
 
 def test_held_out_pixels_are_as_far_from_the_others_as_the_pixels_to_predict():

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 from sklearn.covariance import ledoit_wolf
 from sklearn.linear_model import LogisticRegression
+from threadpoolctl import threadpool_limits
 
 from hyperscene.training.fit.pixel_graph import Probabilities
 from hyperscene.training.fit.spectral_features import SpectralFeatures
@@ -51,8 +52,9 @@ def fit_base_classifiers(
     present, numbers = np.unique(classes, return_inverse=True)
     found = []
     for each in features:
-        regression = logistic_regression(each.standardised[indices], numbers)
-        discriminant = shrinkage_lda(each.components[indices], numbers)
+        with threadpool_limits(1):  # the matrices are so small that threads wait for each other
+            regression = logistic_regression(each.standardised[indices], numbers)
+            discriminant = shrinkage_lda(each.components[indices], numbers)
         found += [
             BaseClassifier(each.standardised, *regression, present),
             BaseClassifier(each.components, *discriminant, present),

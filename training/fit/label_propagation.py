@@ -64,7 +64,7 @@ def propagate_labels(scene: LabelledScene, split: Split, seed: int) -> PseudoLab
     settings = choose_settings(features, graph, labels, split.test, class_shares, seed)
     temperatures = settings.base_temperatures  # two, or four with smoothed spectra
     prior = mean_probabilities(classifiers[: len(temperatures)], temperatures, class_count)
-    probabilities = next(graph.propagate(prior, labels.indices, labels.classes, (settings.fidelity_weight,)))
+    probabilities = graph.propagate(prior, labels.indices, labels.classes, settings.fidelity_weight)
     return PseudoLabels(_sharpened(probabilities, settings.temperature, scene), settings)
 
 

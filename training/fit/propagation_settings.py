@@ -23,7 +23,7 @@ from hyperscene.training.fit.base_classifiers import (
     mean_probabilities,
 )
 from hyperscene.training.fit.calibration import fit_temperature, negative_log_likelihood
-from hyperscene.training.fit.pixel_graph import PixelGraph, Probabilities
+from hyperscene.training.fit.pixel_graph import Influence, PixelGraph, Probabilities
 from hyperscene.training.fit.spatial_folds import FOLDS, Folds, matched_folds
 from hyperscene.training.fit.spectral_features import SpectralFeatures
 
@@ -34,12 +34,13 @@ SMOOTHING_GAIN = 0.05  # nats per held-out pixel by which smoothed spectra must 
 # the others. HyMap Berlin: at most 0.02, and neighbours cost 1 to 2 points; SalinasA: 0.2 and more.
 NEIGHBOUR_GAIN = 0.05
 EQUAL_LOSS = 1e-3  # nats per pixel; settings whose losses differ by less are equally good
-MOST_LABELS = 5_000  # in cross-validation; more take long to cluster and change little
+MOST_LABELS = 2_000  # in cross-validation; more take long and change little
 REPEATS = 2  # of the cross-validation, with other folds
 LARGE_SCENE_PIXELS = 100_000  # above this, the cross-validation is not repeated
 LOWEST_TEMPERATURE = 0.1
 BALANCED_RATIO = 2  # labels are balanced if no class has more than so many times the labels of another
 SMALLEST_PROBABILITY = 1e-4  # so that one outlier does not dominate the loss
+RIDGE = 1e-6  # of the equations of neighbouring labels, which are solved in single precision
 UNCALIBRATED = (1.0,) * CLASSIFIERS_PER_FEATURES  # temperatures
 
 
@@ -117,7 +118,8 @@ class Trial:
     """One fold: base classifiers fitted without its labels, and the pixels that they are tested on."""
 
     held_out: LabelledPixels
-    sources: LabelledPixels  # labels that are propagated
+    held_out_numbers: NDArray[np.int64]  # of the held-out pixels among all labels
+    sources: NDArray[np.int64]  # numbers of the labels that are propagated
     classifiers: list[BaseClassifier]
 
 
@@ -161,7 +163,7 @@ def choose_settings(
         return PropagationSettings(math.inf, 1.0, UNCALIBRATED, None, None, 0.0, target_px)
     truth = np.concatenate([trial.held_out.classes for trial in trials])
     base_temperatures = _base_temperatures(trials, truth, class_count)
-    candidates = list(_candidates(graph, trials, base_temperatures, class_count))
+    candidates = list(_candidates(graph, labels, trials, base_temperatures, class_count))
     temperatures = [fit_temperature(candidate.logits, truth, LOWEST_TEMPERATURE) for candidate in candidates]
     losses = [
         negative_log_likelihood(candidate.logits, truth, temperature, weights[truth])
@@ -202,7 +204,8 @@ def _trials(features: Sequence[SpectralFeatures], labels: LabelledPixels, folds:
         used = labels.subset(~held)
         yield Trial(
             held_out=labels.subset(tested),
-            sources=labels.subset(~held & (distance >= folds.target_px)),
+            held_out_numbers=np.flatnonzero(tested),
+            sources=np.flatnonzero(~held & (distance >= folds.target_px)),
             classifiers=fit_base_classifiers(features, used.indices, used.classes),
         )
 
@@ -223,18 +226,47 @@ def _base_temperatures(trials: Sequence[Trial], truth: NDArray[np.int64], class_
 
 
 def _candidates(
-    graph: PixelGraph, trials: Sequence[Trial], base_temperatures: tuple[float, ...], class_count: int
+    graph: PixelGraph,
+    labels: LabelledPixels,
+    trials: Sequence[Trial],
+    base_temperatures: tuple[float, ...],
+    class_count: int,
 ) -> Iterator[Candidate]:
     """Plain spectra with each fidelity weight, then the same with smoothed spectra too, where there are some."""
     for count in range(CLASSIFIERS_PER_FEATURES, len(base_temperatures) + 1, CLASSIFIERS_PER_FEATURES):
-        predictions: list[list[Probabilities]] = [[] for _ in FIDELITY_WEIGHTS]
-        for trial in trials:
-            prior = mean_probabilities(trial.classifiers[:count], base_temperatures[:count], class_count)
-            solutions = graph.propagate(prior, trial.sources.indices, trial.sources.classes, FIDELITY_WEIGHTS)
-            for found, solution in zip(predictions, solutions, strict=True):
-                found.append(solution[trial.held_out.indices])
-        for fidelity_weight, found in zip(FIDELITY_WEIGHTS, predictions, strict=True):
+        priors = [
+            mean_probabilities(trial.classifiers[:count], base_temperatures[:count], class_count) for trial in trials
+        ]
+        columns = np.stack(priors, axis=1).reshape(*graph.shape, -1)  # (rows, cols, trials * classes)
+        for fidelity_weight in FIDELITY_WEIGHTS:
+            if math.isinf(fidelity_weight):
+                found = [prior[trial.held_out.indices] for prior, trial in zip(priors, trials, strict=True)]
+            else:
+                influence = graph.influence(labels.positions, fidelity_weight, columns)
+                by_trial = np.split(influence.from_priors, len(trials), axis=1)
+                found = [
+                    predict_held_out(
+                        influence, from_prior, trial.sources, trial.held_out_numbers, labels.classes, class_count
+                    )
+                    for from_prior, trial in zip(by_trial, trials, strict=True)
+                ]
             yield Candidate(count, fidelity_weight, _logits(found))
+
+
+def predict_held_out(
+    influence: Influence,
+    from_prior: Probabilities,
+    sources: NDArray[np.int64],
+    held: NDArray[np.int64],
+    classes: NDArray[np.int64],
+    class_count: int,
+) -> Probabilities:
+    """What label propagation gives for the labels `held`, if only the labels `sources` are known."""
+    correction = np.eye(class_count)[classes[sources]] - from_prior[sources]
+    between = influence.between[np.ix_(sources, sources)]
+    strength = np.linalg.solve(between + RIDGE * np.diag(np.diag(between)), correction)
+    found = from_prior[held] + influence.between[np.ix_(held, sources)] @ strength
+    return np.maximum(found, 0).astype(np.float32)
 
 
 def _logits(probabilities: Sequence[Probabilities]) -> NDArray[np.float32]:
