@@ -55,7 +55,7 @@ def weighted_sums(edges: NDArray[np.float32], values: Grid, row: int, out: NDArr
 
 @_compiled
 def solve(
-    edges: NDArray[np.float32], diagonal: Grid, inverse: Grid, right: Grid, solution: Grid, tolerance: float, most: int
+    edges: Grid, diagonal: Grid, inverse: Grid, right: Grid, solution: Grid, tolerance: float, most: int
 ) -> int:
     """Solve diagonal * x - (sum over neighbours) = right for x in `solution`, which holds the start; gives the steps.
 
@@ -64,7 +64,7 @@ def solve(
     rows = solution.shape[0] - 2
     residual, direction = np.zeros_like(solution), np.zeros_like(solution)
     product = np.zeros((rows, solution.shape[1] - 2), solution.dtype)
-    nothing = solution.dtype.type(0)
+    nothing: Any = solution.dtype.type(0)  # a plain 0 would turn the sums into doubles
     norm, largest = 0.0, nothing
     for row in range(rows):
         out = product[row]
