@@ -11,7 +11,7 @@ from rasterio.transform import Affine, from_origin
 
 from hyperscene.service.mapping.gdal import ignore_missing_georeference
 from hyperscene.training.data.classes import FileLegend
-from hyperscene.training.data.datasets import Cube, LabelledScene, label_cube
+from hyperscene.training.data.datasets import Cube, LabelledScene, Labels, label_cube
 
 UTM = CRS.from_epsg(32633)
 GRID = from_origin(380_000, 5_820_000, 30, 30)
@@ -39,7 +39,7 @@ def labelled_scene(
     labels = quadrants(rows, cols, classes)
     values = spectra_of(labels, bands, noise)
     cube = Cube("made", values, np.ones(labels.shape, bool), wavelengths_nm=np.linspace(450, 900, bands))
-    return label_cube(cube, labels.astype(np.int64), FileLegend({}, {}))
+    return label_cube(cube, Labels(labels.astype(np.int64), FileLegend({}, {})))
 
 
 def write_tif(

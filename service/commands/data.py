@@ -18,14 +18,14 @@ def add_data_options(parser: argparse._ActionsContainer) -> None:
         type=Path,
         required=True,
         metavar="L",
-        help="raster on the scene's grid, .mat, .npy, or polygons (.gpkg, .geojson, .shp)",
+        help="raster on the scene's grid, .mat, .npy; shapes (.gpkg, .geojson, .fgb, .shp); or a table of points (.csv)",
     )
     parser.add_argument(
         "--classes",
         metavar="NAMES",
         help="a,b,c in the order of the label values, or 1=a,2=b; 'a #rrggbb' adds a colour; or a file, one per line",
     )
-    parser.add_argument("--class-field", metavar="F", help="the field of the polygons that contains the class")
+    parser.add_argument("--class-field", metavar="F", help="the field or column that contains the class")
     parser.add_argument("--label-variable", metavar="V", help="the labels' variable, for a .mat file with several")
     add_scene_options(parser)
     parser.add_argument(

@@ -171,20 +171,97 @@ def test_metres_in_a_geojson_that_should_hold_degrees_are_refused(tmp_path, scen
         load(scene_path, tmp_path / "p.geojson", class_field="kind")
 
 
-def test_points_and_several_layers_are_refused(tmp_path, scene_path):
-    point = np.array([shapely.to_wkb(shapely.Point(GRID @ (1, 1)))])
+def write_shapes(path, shapes, names, driver, geometry_type, **options):
+    pyogrio.raw.write(
+        path, np.array([shapely.to_wkb(shape) for shape in shapes]), [np.array(names, object)], ["kind"],
+        geometry_type=geometry_type, crs=UTM.to_wkt(), driver=driver, **options,
+    )  # fmt: skip
+    return path
+
+
+def test_points_and_lines_label_the_pixels_that_they_touch(tmp_path, scene_path):
+    points = [shapely.Point(GRID @ (1.2, 3.9)), shapely.Point(GRID @ (7.5, 8.5))]
+    path = write_shapes(tmp_path / "p.fgb", points, ["a", "b"], "FlatGeobuf", "Point")
+    scene = load(scene_path, path, class_field="kind")
+    assert np.argwhere(scene.labels == 1).tolist() == [[3, 1]]
+    assert np.argwhere(scene.labels == 2).tolist() == [[8, 7]]
+    lines = [
+        shapely.LineString([GRID @ (1.5, 2.5), GRID @ (5.5, 2.5)]),
+        shapely.LineString([GRID @ (8.1, 6.5), GRID @ (8.9, 6.6)]),
+    ]
+    path = write_shapes(tmp_path / "l.gpkg", lines, ["a", "b"], "GPKG", "LineString")
+    scene = load(scene_path, path, class_field="kind")
+    assert np.argwhere(scene.labels == 1).tolist() == [[2, col] for col in range(1, 6)]
+    assert np.argwhere(scene.labels == 2).tolist() == [[6, 8]]
+
+
+def test_several_layers_are_refused(tmp_path, scene_path):
+    point = [shapely.Point(GRID @ (1, 1))]
     for layer in ("first", "second"):
-        pyogrio.raw.write(
-            tmp_path / "p.gpkg", point, [np.array(["a"], object)], ["kind"], geometry_type="Point", crs=UTM.to_wkt(),
-            driver="GPKG", layer=layer, append=layer == "second",
-        )  # fmt: skip
-        reason = (
-            "geometries other than polygons: keep only polygons"
-            if layer == "first"
-            else "several layers, first, second"
-        )
-        with pytest.raises(LabelsUnusable, match=reason):
-            load(scene_path, tmp_path / "p.gpkg", class_field="kind")
+        write_shapes(tmp_path / "p.gpkg", point, ["a"], "GPKG", "Point", layer=layer, append=layer == "second")
+    with pytest.raises(LabelsUnusable, match="several layers, first, second"):
+        load(scene_path, tmp_path / "p.gpkg", class_field="kind")
+
+
+def test_shapes_of_two_classes_on_one_pixel_are_refused(tmp_path, scene_path):
+    path = polygons(tmp_path / "p.gpkg", "GPKG", names=("a", "b"), boxes=[(0, 0, 5, 6), (4, 5, 9, 11)])
+    with pytest.raises(
+        LabelsUnusable, match=r"1 pixels lie in shapes of two classes in p\.gpkg, the first at row 5, column 4"
+    ):
+        load(scene_path, path, class_field="kind")
+    path = polygons(
+        tmp_path / "q.gpkg", "GPKG", names=("a", "a", "b"), boxes=[(0, 0, 5, 6), (4, 5, 9, 11), (6, 0, 9, 3)]
+    )
+    assert (load(scene_path, path, class_field="kind").labels == 1).sum() == 30 + 30 - 1
+
+
+@pytest.mark.parametrize("columns", ["x,y", "lon,lat", "Easting,Northing", "col,row"])
+def test_a_table_of_coordinates_labels_the_pixels_of_its_points(tmp_path, scene_path, columns):
+    pixels = [(1, 3, "reed"), (7, 8, "water"), (2, 3, "reed")]
+    lines = []
+    for col, row, name in pixels:
+        x, y = GRID @ (col + 0.4, row + 0.6)
+        if columns == "lon,lat":
+            (x,), (y,) = transform_points(UTM, CRS.from_epsg(4326), [x], [y])
+        lines.append(f"{col},{row},{name}" if columns == "col,row" else f"{x},{y},{name}")
+    (tmp_path / "l.csv").write_text(f"{columns},kind\n" + "\n".join(lines) + "\n")
+    scene = load(scene_path, tmp_path / "l.csv", class_field="kind")
+    assert [entry.name for entry in scene.legend] == ["reed", "water"]
+    assert np.argwhere(scene.labels == 1).tolist() == [[3, 1], [3, 2]]
+    assert np.argwhere(scene.labels == 2).tolist() == [[8, 7]]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a,b,kind\n1,2,x\n", "has the columns a, b, kind: name two of them"),
+        ("x,y,kind\n", "contains no labels"),
+        ("x,y,kind\n380010,north,a\n", "lacks a number for x or y"),
+        ("x,y,kind\n380010,5819990\n", "lacks a number"),
+        ("x,y,kind\n380010,nan,a\n", "NaN or infinity"),
+        ("x,y,kind\n380010,5819990,\n", "has no value in 'kind'"),
+        ("x,y,sort\n380010,5819990,a\n", "no field 'kind'; its fields are x, y, sort"),
+        ("", "has the columns none"),
+    ],
+)
+def test_tables_that_cannot_be_used_are_refused(tmp_path, scene_path, text, reason):
+    (tmp_path / "l.csv").write_text(text)
+    with pytest.raises(LabelsUnusable, match=reason):
+        load(scene_path, tmp_path / "l.csv", class_field="kind")
+
+
+def test_labels_of_a_shape_or_of_an_area_belong_together(tmp_path, scene_path):
+    boxes = [(0, 0, 3, 3), (3, 0, 6, 3), (0, 6, 3, 9)]
+    path = polygons(tmp_path / "p.gpkg", "GPKG", names=("a", "a", "b"), boxes=boxes)
+    scene = load(scene_path, path, class_field="kind")
+    assert sorted(np.unique(scene.clusters)) == [0, 1, 2, 3]
+    assert len(np.unique(scene.clusters[0:3, 0:6])) == 2
+    raster = np.zeros((12, 10), np.uint8)
+    raster[0:2, 0:2] = raster[5, 5] = 1
+    raster[2, 2] = 2
+    scene = load(scene_path, write_tif(tmp_path / "l.tif", raster))
+    assert len(np.unique(scene.clusters)) == 4
+    assert len(np.unique(scene.clusters[0:2, 0:2])) == 1
 
 
 def test_labels_without_a_coordinate_system_must_have_the_coordinates_of_the_scene(tmp_path, scene_path):

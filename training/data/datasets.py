@@ -1,4 +1,4 @@
-"""Labelled scenes: files, products and cubes, with labels from rasters, arrays or polygons."""
+"""Labelled scenes: files, products and cubes, with labels from rasters, arrays, vector files or tables."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rasterio.crs import CRS
 from rasterio.transform import Affine
 from rasterio.warp import transform as transform_points
+from scipy import ndimage
 
 from hyperscene.errors import LabelsUnusable, SceneUnusable
 from hyperscene.model.spectra import Wavelengths
@@ -23,10 +24,15 @@ from hyperscene.service.mapping.products.product import ReadOptions
 from hyperscene.service.mapping.scenes import DEFAULT_OPTIONS, open_scene, read_cube
 from hyperscene.training.data import classes
 from hyperscene.training.data.arrays import read_array
-from hyperscene.training.data.polygons import TRANSFORM_ERRORS, rasterise_polygons
+from hyperscene.training.data.vector_labels import (
+    TABLE_SUFFIX,
+    TRANSFORM_ERRORS,
+    VECTOR_SUFFIXES,
+    Grid,
+    draw_labels,
+)
 
 ARRAY_SUFFIXES = (".mat", ".npy")
-POLYGON_SUFFIXES = (".gpkg", ".geojson", ".json", ".shp")
 ANY_CRS = CRS.from_epsg(3857)  # source and target where coordinates are compared without reprojection
 RANGE_PIXELS = 20_000  # sample from which the value range is estimated
 # Grids whose corners differ by less are the same grid.
@@ -63,6 +69,15 @@ class Cube:
 
 
 @dataclass(frozen=True)
+class Labels:
+    """Labels on a scene's grid, as their file has them."""
+
+    values: NDArray[np.int64]  # (rows, cols), 0 for none
+    in_file: classes.FileLegend
+    shapes: NDArray[np.int32] | None = None  # (rows, cols): which shape of a vector file, from 1
+
+
+@dataclass(frozen=True)
 class LabelledScene:
     """A scene with labels for training; labels are 0 (none) or a class 1..K in the order of `legend`."""
 
@@ -70,6 +85,7 @@ class LabelledScene:
     cube: NDArray[np.float32]  # (rows, cols, bands), finite; invalid pixels hold `band_mean`
     valid: NDArray[np.bool_]  # (rows, cols)
     labels: NDArray[np.uint16]  # (rows, cols)
+    clusters: NDArray[np.int32]  # (rows, cols): labels that belong together, numbered from 1; 0 where there is no label
     legend: tuple[classes.ClassEntry, ...]
     has_values: bool  # the label file identifies classes by value, not by name
     band_mean: NDArray[np.float32]
@@ -95,8 +111,8 @@ def load_labelled_scene(files: LabelledFiles) -> LabelledScene:
     """Read a scene and its labels; refuses data that cannot be used for training."""
     options = ReadOptions(parse_masks(files.mask), files.wavelengths, files.variable)
     cube = load_cube(files.scene, options, files.nan_is_nodata)
-    labels, in_file = load_labels(files.labels, cube, files.class_field, files.label_variable)
-    return label_cube(cube, labels, in_file, files.classes)
+    labels = load_labels(files.labels, cube, files.class_field, files.label_variable)
+    return label_cube(cube, labels, files.classes)
 
 
 def load_cube(path: Path, options: ReadOptions = DEFAULT_OPTIONS, nan_is_nodata: bool = False) -> Cube:
@@ -117,26 +133,25 @@ def load_cube(path: Path, options: ReadOptions = DEFAULT_OPTIONS, nan_is_nodata:
     return cube
 
 
-def load_labels(
-    path: Path, cube: Cube, class_field: str | None, variable: str | None
-) -> tuple[NDArray[np.int64], classes.FileLegend]:
-    """Label values (rows, cols) on the scene's grid, 0 for none, and the names and colours in the file."""
-    shape = cube.values.shape[:2]
+def load_labels(path: Path, cube: Cube, class_field: str | None, variable: str | None) -> Labels:
+    """The labels of a file on the scene's grid."""
+    rows, cols, _ = cube.values.shape
     suffix = path.suffix.lower()
-    if suffix in POLYGON_SUFFIXES:
-        labels, names = rasterise_polygons(path, class_field, shape, cube.crs, cube.transform)
-        return labels.astype(np.int64), classes.FileLegend(names, {}, are_names_fixed=bool(names))
+    if suffix in (*VECTOR_SUFFIXES, TABLE_SUFFIX):
+        drawn = draw_labels(path, class_field, Grid((rows, cols), cube.crs, cube.transform))
+        in_file = classes.FileLegend(drawn.names, {}, are_names_fixed=bool(drawn.names))
+        return Labels(drawn.values.astype(np.int64), in_file, drawn.shapes)
     if suffix in ARRAY_SUFFIXES:
         wanted = "labels (rows x cols)"
         labels = read_array(
             path, variable, "--label-variable", wanted, lambda found: len(found) == 2 and min(found) > 0
         )
         _require_same_size(path, labels.shape, cube)
-        return _whole_numbers(path, labels), classes.FileLegend({}, {})
+        return Labels(_whole_numbers(path, labels), classes.FileLegend({}, {}))
     return _read_label_raster(path, cube)
 
 
-def _read_label_raster(path: Path, cube: Cube) -> tuple[NDArray[np.int64], classes.FileLegend]:
+def _read_label_raster(path: Path, cube: Cube) -> Labels:
     grid = open_scene(path)  # with the same checks as for scenes
     if len(grid.bands) != 1:
         raise LabelsUnusable(f"{path.name} has {len(grid.bands)} bands; labels must be one band of class values")
@@ -147,7 +162,7 @@ def _read_label_raster(path: Path, cube: Cube) -> tuple[NDArray[np.int64], class
         legend = classes.read_file_legend(grid.path, dataset)
     if nodata is not None:
         values = np.where(np.isnan(values) if np.isnan(nodata) else values == nodata, 0, values)
-    return _whole_numbers(path, values), legend
+    return Labels(_whole_numbers(path, values), legend)
 
 
 def _require_same_size(path: Path, found: tuple[int, ...], cube: Cube) -> None:
@@ -191,11 +206,9 @@ def _whole_numbers(path: Path, values: NDArray[Any]) -> NDArray[np.int64]:
     return whole
 
 
-def label_cube(
-    cube: Cube, labels: NDArray[np.int64], in_file: classes.FileLegend, class_names: str | None = None
-) -> LabelledScene:
+def label_cube(cube: Cube, given: Labels, class_names: str | None = None) -> LabelledScene:
     """Combine a cube and its labels, and compute the statistics that a bundle stores."""
-    warnings = list(cube.warnings)
+    warnings, labels, in_file = list(cube.warnings), given.values, given.in_file
     lost = (labels > 0) & ~cube.valid
     if lost.any():
         warnings.append(f"{int(lost.sum())} labelled pixels have no data and were left out")
@@ -227,6 +240,7 @@ def label_cube(
         cube=np.where(cube.valid[..., None], cube.values, mean),
         valid=cube.valid,
         labels=np.searchsorted([0, *values], labels).astype(np.uint16),
+        clusters=label_clusters(labels, given.shapes),
         legend=legend,
         has_values=not in_file.are_names_fixed,
         band_mean=mean,
@@ -236,3 +250,15 @@ def label_cube(
         fwhm_nm=cube.fwhm_nm,
         warnings=tuple(warnings),
     )
+
+
+def label_clusters(labels: NDArray[np.int64], shapes: NDArray[np.int32] | None) -> NDArray[np.int32]:
+    """Labels that belong together: the pixels of a shape, or of an area of one class in a raster."""
+    if shapes is not None:
+        return np.where(labels > 0, shapes, 0).astype(np.int32)
+    clusters, count = np.zeros(labels.shape, np.int32), 0
+    for value in np.unique(labels[labels > 0]):
+        areas, found = ndimage.label(labels == value, structure=np.ones((3, 3)))
+        clusters[areas > 0] = areas[areas > 0] + count
+        count += found
+    return clusters

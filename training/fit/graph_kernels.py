@@ -54,9 +54,7 @@ def weighted_sums(edges: NDArray[np.float32], values: Grid, row: int, out: NDArr
 
 
 @_compiled
-def solve(
-    edges: Grid, diagonal: Grid, inverse: Grid, right: Grid, solution: Grid, tolerance: float, most: int
-) -> int:
+def solve(edges: Grid, diagonal: Grid, inverse: Grid, right: Grid, solution: Grid, tolerance: float, most: int) -> int:
     """Solve diagonal * x - (sum over neighbours) = right for x in `solution`, which holds the start; gives the steps.
 
     Conjugate gradients, preconditioned with `inverse`: 1 / diagonal, or 0 at pixels whose value is fixed.
