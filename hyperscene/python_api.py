@@ -119,7 +119,7 @@ def train(  # noqa: PLR0913  # keyword options of a public call
     class_field: str | None = None,
     recipe: str = "strong",
     epochs: int | None = None,
-    fraction: float = 0.01,
+    fraction: float | None = None,
     seed: int = 0,
     device: str = "auto",
     precision: str = "auto",
@@ -127,6 +127,7 @@ def train(  # noqa: PLR0913  # keyword options of a public call
 ) -> Trained:
     """Train a bundle from a scene and its labels and write it to `output`; the options are those of `hyperscene train`.
 
+    Without `fraction` it learns from every label, and its accuracy is estimated by cross-validation.
     Needs the extra `train`: `pip install "hyperscene[cpu,train]"`.
     """
     from hyperscene.training import train as training

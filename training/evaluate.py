@@ -130,6 +130,11 @@ def score_bundle(bundle: Bundle, files: LabelledFiles, options: MapOptions | Non
     is_tested = truth > 0
     trained = _training_pixels(scene, manifest)
     is_tested[tuple(trained.T)] = False
+    if not is_tested.any():
+        raise LabelsUnusable(
+            f"the bundle was trained on all {len(trained)} of these labels: score it on other labels, or see what "
+            "cross-validation found with hyperscene inspect --bundle"
+        )
     predicted = map_array(bundle, _bundle_pixels(scene, manifest), options or MapOptions())
     return Scored(score(truth[is_tested], predicted[is_tested], tuple(manifest.class_names)), len(trained))
 

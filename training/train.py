@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
+
+import numpy as np
 
 from hyperscene.errors import OptionsUnusable, OutputUnwritable
 from hyperscene.model.architecture import Head, ModelConfig, Positions
@@ -16,12 +18,17 @@ from hyperscene.model.bundle import Bundle, open_session
 from hyperscene.training.baselines import score_baselines
 from hyperscene.training.data.datasets import LabelledFiles, LabelledScene, load_labelled_scene
 from hyperscene.training.data.splits import Split, SplitName, draw_some, split_labels, split_warnings
-from hyperscene.training.evaluate import Scores, classify_pixels, score
+from hyperscene.training.evaluate import Scores, classify_pixels, score, score_line, score_table
 from hyperscene.training.fit.checkpoints import require_checkpoint
 from hyperscene.training.fit.compute import Compute, choose_compute
+from hyperscene.training.fit.cross_validation import CrossValidation, advice, validation_lines
 from hyperscene.training.fit.export import export_graph, require_onnxruntime, write_bundle
 from hyperscene.training.fit.network import EpochReport, FitOptions, Fitted, fit
 from hyperscene.training.fit.recipes import RECIPES, Recipe, separation_px
+
+Protocol = Literal["labels", "paper"]
+PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+PAPER_FRACTION = 0.01  # of the labels for training, and of the others for validation
 
 LARGEST_SEED = 2**31
 
@@ -36,12 +43,14 @@ class TrainOptions:
     recipe: str = "strong"
     epochs: int | None = None
     batch: int | None = None
-    fraction: float = 0.01
+    # "labels" learns from all of them, unless one of the options of the split is given; "paper" from 1 %.
+    protocol: Protocol = "labels"
+    fraction: float | None = None
     train_pixels: int | None = None
     per_class: int | None = None
-    val_fraction: float = 0.01
+    val_fraction: float | None = None
     test_pixels: int | None = None
-    split: SplitName = "random"
+    split: SplitName | None = None
     seed: int = 0
     device: str = "auto"
     precision: str = "auto"
@@ -64,14 +73,48 @@ class TrainOptions:
     def checkpoint(self) -> Path:
         return self.output.with_name(self.output.name + ".checkpoint")
 
+    def with_split(self) -> TrainOptions:
+        """The same options, with the split and its shares filled in."""
+        amounts = (self.fraction, self.train_pixels, self.per_class)
+        asks_for_split = self.protocol == "paper" or any(value is not None for value in (*amounts, self.val_fraction))
+        name: SplitName = self.split or ("random" if asks_for_split else "none")
+        if self.fraction == 1 and self.split is None:
+            name = "none"
+        if name == "none":
+            return replace(self, split="none", fraction=None, val_fraction=0.0)
+        is_open = all(value is None for value in amounts)
+        return replace(
+            self,
+            split=name,
+            fraction=PAPER_FRACTION if is_open else self.fraction,
+            val_fraction=PAPER_FRACTION if self.val_fraction is None else self.val_fraction,
+        )
+
 
 @dataclass(frozen=True)
 class Trained:
-    """A bundle on disk, its scores on the test pixels, and those of the baselines."""
+    """A bundle on disk, and how accurate it is: by its test pixels, or by cross-validation if there are none."""
 
     bundle: Bundle
-    scores: Scores
+    scores: Scores | None
+    validation: CrossValidation | None
     baselines: dict[str, Scores]
+    scene: LabelledScene
+
+    def report(self) -> list[str]:
+        """How accurate the bundle is and what to do next, as lines of text."""
+        names = tuple(entry.name for entry in self.scene.legend)
+        lines = [] if self.scores is None else [score_table(self.scores)]
+        lines += [f"{name} on the same pixels: {score_line(scores)}" for name, scores in self.baselines.items()]
+        if self.validation is not None:
+            counts = np.bincount(self.scene.labels[self.scene.labels > 0], minlength=len(names) + 1)[1:]
+            lines += validation_lines(self.validation, names)
+            lines += advice(self.validation, counts.tolist(), names, self.scene.transform)
+        elif self.scores is None:
+            lines.append(
+                "accuracy unknown: this recipe needs labels set aside for it, with --protocol paper or --fraction"
+            )
+        return lines
 
 
 def train(
@@ -83,6 +126,9 @@ def train(
     if not 0 <= options.seed < LARGEST_SEED:
         raise OptionsUnusable(f"--seed must be between 0 and {LARGEST_SEED - 1}, not {options.seed}")
     require_writable(options.output)
+    options = options.with_split()
+    if options.split == "none" and options.baselines:
+        raise OptionsUnusable("--baselines needs pixels to score: add --fraction, --split or --protocol paper")
     recipe = _recipe(options)
     compute = choose_compute(options.device, options.precision, say)
     require_onnxruntime()
@@ -93,11 +139,12 @@ def train(
     recipe = replace(recipe, head=config.head, spectral_path=config.spectral_path, dropout=config.dropout)
     if options.dropout is not None:
         recipe = replace(recipe, spectra_only_dropout=options.dropout)
+    assert options.split is not None
     split = split_labels(
         scene.labels,
         options.split,
-        options.fraction,
-        options.val_fraction,
+        options.fraction or 0.0,
+        options.val_fraction or 0.0,
         options.seed,
         separation_px(config, recipe),
         options.train_pixels,
@@ -105,7 +152,11 @@ def train(
     )
     say(_summary(scene, split))
     class_names = tuple(entry.name for entry in scene.legend)
-    shortages = split_warnings(scene.labels, class_names, split, options.train_pixels, options.per_class)
+    shortages = (
+        split_warnings(scene.labels, class_names, split, options.train_pixels, options.per_class)
+        if split.name != "none"
+        else []
+    )
     for warning in (*scene.warnings, *shortages):
         say(f"warning: {warning}")
     fitting = FitOptions(compute, options.checkpoint, options.resume, report, say)
@@ -113,15 +164,17 @@ def train(
     say("exporting and comparing with torch")
     graph = export_graph(fitted, scene)
     tested = draw_some(split.test, options.test_pixels, options.seed)
-    say(f"scoring {len(tested)} test pixels")
-    session = open_session(graph.SerializeToString(), options.output.name)
-    predicted = classify_pixels(session, scene.cube, tested, config.patch_px)
-    scores = score(scene.labels[tuple(tested.T)], predicted, class_names)
-    baselines = score_baselines(scene, split.train, tested, options.seed) if options.baselines else {}
+    scores, baselines = None, {}
+    if len(tested):
+        say(f"scoring {len(tested)} test pixels")
+        session = open_session(graph.SerializeToString(), options.output.name)
+        predicted = classify_pixels(session, scene.cube, tested, config.patch_px)
+        scores = score(scene.labels[tuple(tested.T)], predicted, class_names)
+        baselines = score_baselines(scene, split.train, tested, options.seed) if options.baselines else {}
     record = _record(options, scene, split, config, recipe, compute, fitted, scores)
     bundle = write_bundle(graph, fitted, scene, options.name or options.output.stem, record, options.output)
     options.checkpoint.unlink(missing_ok=True)
-    return Trained(bundle, scores, baselines)
+    return Trained(bundle, scores, fitted.validation, baselines, scene)
 
 
 def require_writable(output: Path, option: str = "-o", name: str = "bundle.onnx") -> None:
@@ -171,8 +224,11 @@ def _config(options: TrainOptions, scene: LabelledScene, recipe: Recipe) -> Mode
 
 def _summary(scene: LabelledScene, split: Split) -> str:
     rows, cols, bands = scene.cube.shape
+    size = f"{scene.name}: {rows} x {cols} x {bands}, {len(scene.legend)} classes"
+    if split.name == "none":
+        return f"{size}; learning from all {len(split.train)} labelled pixels"
     counts = f"{len(split.train)} training, {len(split.validation)} validation, {len(split.test)} test pixels"
-    return f"{scene.name}: {rows} x {cols} x {bands}, {len(scene.legend)} classes; {split.name} split: {counts}"
+    return f"{size}; {split.name} split: {counts}"
 
 
 def _record(
@@ -183,10 +239,11 @@ def _record(
     recipe: Recipe,
     compute: Compute,
     fitted: Fitted,
-    scores: Scores,
+    scores: Scores | None,
 ) -> dict[str, Any]:
     """The `training` record of the manifest; it contains everything that determines the split."""
     rows, cols, bands = scene.cube.shape
+    class_names = tuple(entry.name for entry in scene.legend)
     return {
         "data": {
             "scene": options.files.scene.name,
@@ -212,6 +269,7 @@ def _record(
         "recipe": asdict(recipe),
         "precision": compute.precision,
         "chosen": None if fitted.propagation is None else fitted.propagation.record(),
-        "scores": scores.record(),
+        **({} if scores is None else {"scores": scores.record()}),
+        **({} if fitted.validation is None else {"cross_validation": fitted.validation.record(class_names)}),
         "code_version": version("hyperscene"),
     }

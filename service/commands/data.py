@@ -18,7 +18,7 @@ def add_data_options(parser: argparse._ActionsContainer) -> None:
         type=Path,
         required=True,
         metavar="L",
-        help="raster on the scene's grid, .mat, .npy; shapes (.gpkg, .geojson, .fgb, .shp); or a table of points (.csv)",
+        help="raster on the scene's grid, .mat, .npy, shapes (.gpkg, .geojson, .fgb, .shp) or a table (.csv)",
     )
     parser.add_argument(
         "--classes",

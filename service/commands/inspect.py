@@ -99,6 +99,7 @@ def describe_bundle(bundle: Bundle) -> dict[str, Any]:
         "recipe": _name_of(training.get("recipe")),
         "seed": training.get("seed"),
         "scores": {name: training.get("scores", {}).get(name) for name in ("oa", "aa", "kappa", "pixels")},
+        "cross_validation": training.get("cross_validation"),
         "sha256": bundle.sha256,
         "self_check": "passed",
     }
@@ -196,7 +197,7 @@ def _bundle_lines(bundle: dict[str, Any]) -> list[tuple[str, Any]]:
         ("network", f"{bundle['attention']}, head {bundle['head']}, patches of {bundle['patch_px']} px"),
         ("split", "unknown" if not split else _split_text(split)),
         ("recipe", f"{bundle['recipe'] or 'unknown'}, seed {bundle['seed']}"),
-        ("scores", f"{percent}  (in %, {scores['pixels']} test pixels)" if percent else "unknown"),
+        ("scores", f"{percent}  (in %, {scores['pixels']} test pixels)" if percent else _estimate_text(bundle)),
         ("self-check", bundle["self_check"]),
         ("sha256", bundle["sha256"]),
     ]
@@ -206,3 +207,16 @@ def _split_text(split: dict[str, Any]) -> str:
     counts = ", ".join(f"{split[part]} to {verb}" for part, verb in (
         ("train", "train"), ("validation", "validate"), ("test", "test")) if part in split)  # fmt: skip
     return f"{split.get('name')}: {counts or 'pixels not counted'}"
+
+
+def _estimate_text(bundle: dict[str, Any]) -> str:
+    """What cross-validation found, for a bundle without test pixels."""
+    found = bundle["cross_validation"] or {}
+    main = found.get("far_from_labels") or found.get("close_to_labels")
+    if not main:
+        return "unknown"
+    low, high = main["oa"]["interval"]
+    return (
+        f"OA {100 * main['oa']['value']:.1f} %, 95 % interval {100 * low:.0f} to {100 * high:.0f}, by cross-validation "
+        f"of {main['pixels']} labels in {main['clusters']} clusters"
+    )

@@ -14,12 +14,11 @@ from hyperscene.progress import ProgressBar
 from hyperscene.service.cli import DONE, INTERRUPTED
 from hyperscene.service.commands.data import add_data_options, labelled_files
 from hyperscene.training.data.splits import SPLITS
-from hyperscene.training.evaluate import score_line, score_table
 from hyperscene.training.fit.failures import explained
 from hyperscene.training.fit.network import EpochReport
 from hyperscene.training.fit.precision_health import CHOICES
 from hyperscene.training.fit.recipes import RECIPES
-from hyperscene.training.train import TrainOptions, train
+from hyperscene.training.train import PROTOCOLS, TrainOptions, train
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,13 +36,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_split_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--split", choices=SPLITS, help="spatial: training and test patches do not overlap (%(default)s)"
+        "--protocol",
+        choices=PROTOCOLS,
+        help="labels: learn from all of them; paper: from 1 %%, test on 98 %% (%(default)s)",
     )
-    group.add_argument("--fraction", type=float, help="share of each class for training (%(default)s)")
+    group.add_argument(
+        "--split", choices=SPLITS, help="spatial: training and test patches do not overlap (none, or random)"
+    )
+    group.add_argument("--fraction", type=float, help="share of each class for training; the others test the map")
     amount = group.add_mutually_exclusive_group()
     amount.add_argument("--train-pixels", type=int, metavar="N", help="training pixels in total, not by --fraction")
     amount.add_argument("--per-class", type=int, metavar="N", help="training pixels per class, at most half of it")
-    group.add_argument("--val-fraction", type=float, help="share of each class for validation (%(default)s)")
+    group.add_argument("--val-fraction", type=float, help="share of each class for validation (0.01)")
     group.add_argument("--test-pixels", type=int, metavar="N", help="score at most N random test pixels (all)")
 
 
@@ -99,9 +103,7 @@ def run(options: argparse.Namespace) -> int:
             else:
                 progress.print_line("stopped during the first epoch; nothing was written")
             return INTERRUPTED
-    print(score_table(trained.scores))
-    for name, scores in trained.baselines.items():
-        print(f"{name} on the same pixels: {score_line(scores)}")
+    print("\n".join(trained.report()))
     print(f"{training.output}: {training.output.stat().st_size / 1e6:.2f} MB, self-check passed")
     sys.stdout.flush()
     return DONE

@@ -93,6 +93,8 @@ class LabelledScene:
     value_range: tuple[float, float]
     wavelengths_nm: Wavelengths | None
     fwhm_nm: Wavelengths | None
+    crs: CRS | None = None
+    transform: Affine | None = None
     warnings: tuple[str, ...] = ()
 
     @cached_property
@@ -248,6 +250,8 @@ def label_cube(cube: Cube, given: Labels, class_names: str | None = None) -> Lab
         value_range=(float(low), float(high)),
         wavelengths_nm=cube.wavelengths_nm,
         fwhm_nm=cube.fwhm_nm,
+        crs=cube.crs,
+        transform=cube.transform,
         warnings=tuple(warnings),
     )
 

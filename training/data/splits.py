@@ -1,6 +1,7 @@
-"""Splits of the labelled pixels into training, validation and test: random as in the paper, or spatial by blocks.
+"""Splits of the labelled pixels into training, validation and test: none, random as in the paper, or spatial by blocks.
 
-In a spatial split, no patch of a training pixel overlaps that of a test pixel.
+Without a split, every label is for training. In a spatial split, no patch of a training pixel overlaps that of a test
+pixel.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from hyperscene.errors import LabelsUnusable
 
-SplitName = Literal["random", "spatial"]
+SplitName = Literal["none", "random", "spatial"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 
 BLOCKS_ACROSS = 12  # blocks of a spatial split along the scene's longer side, at most
@@ -53,6 +54,8 @@ def split_labels(
         if not 0 <= share < 1:
             raise LabelsUnusable(f"--{option} must be at least 0 and below 1, not {share}")
     pixels = np.argwhere(labels > 0)
+    if name == "none":
+        return Split(name, pixels, pixels[:0], pixels[:0])
     classes = labels[labels > 0]
     generator = np.random.default_rng(seed)
     if name == "random":

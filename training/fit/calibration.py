@@ -29,6 +29,17 @@ def fit_temperature(logits: NDArray[np.float32], truth: NDArray[np.integer], low
     return math.exp(found.x)
 
 
+def fit_temperature_to(logits: NDArray[np.float32], targets: NDArray[np.float32]) -> float:
+    """The temperature under which the softmax of logits (n, classes) is closest to target probabilities."""
+
+    def cross_entropy(exponent: float) -> float:
+        log_probabilities = log_softmax(logits.astype(np.float64) / math.exp(exponent), axis=1)
+        return -float((targets * log_probabilities).sum(axis=1).mean())
+
+    found = minimize_scalar(cross_entropy, bounds=(math.log(LOWEST), math.log(HIGHEST)), method="bounded")
+    return math.exp(found.x)
+
+
 def negative_log_likelihood(
     logits: NDArray[np.float32],
     truth: NDArray[np.integer],

@@ -7,7 +7,8 @@ knowledge in a neural network", arXiv:1503.02531, 2015):
 1. `spectral_features`: minimum noise fraction (MNF) components of the spectra;
 2. `base_classifiers`: logistic regression and shrinkage LDA of single spectra;
 3. `pixel_graph`: label propagation along the graph of similar neighbours (random walker with priors);
-4. `propagation_settings`: their settings, by cross-validation inside the training labels.
+4. `propagation_settings`: their settings, by cross-validation inside the training labels;
+5. `cross_validation`: how accurate the result is, if no labels were set aside for testing.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from hyperscene.training.fit.base_classifiers import (
     fit_base_classifiers,
     mean_probabilities,
 )
+from hyperscene.training.fit.cross_validation import CrossValidation, cross_validate
 from hyperscene.training.fit.pixel_graph import PixelGraph, Probabilities
 from hyperscene.training.fit.propagation_settings import (
     UNCALIBRATED,
     LabelledPixels,
     PropagationSettings,
     choose_settings,
+    sharpen,
 )
 from hyperscene.training.fit.spectral_features import SpectralFeatures
 
@@ -45,6 +48,7 @@ class PseudoLabels:
 
     probabilities: Probabilities
     settings: PropagationSettings
+    validation: CrossValidation | None = None  # None: test pixels tell how accurate the result is
     cached_s: float = 0.0  # seconds that a cached result took to compute
 
 
@@ -61,11 +65,24 @@ def propagate_labels(scene: LabelledScene, split: Split, seed: int) -> PseudoLab
     classifiers = fit_base_classifiers(features, labels.indices, labels.classes)
     uncalibrated = mean_probabilities(classifiers[:CLASSIFIERS_PER_FEATURES], UNCALIBRATED, class_count)
     class_shares = _class_shares(uncalibrated, scene, split)
-    settings = choose_settings(features, graph, labels, split.test, class_shares, seed)
+    targets = split.test if len(split.test) else np.argwhere(scene.valid)
+    settings = choose_settings(features, graph, labels, targets, class_shares, seed)
     temperatures = settings.base_temperatures  # two, or four with smoothed spectra
     prior = mean_probabilities(classifiers[: len(temperatures)], temperatures, class_count)
     probabilities = graph.propagate(prior, labels.indices, labels.classes, settings.fidelity_weight)
-    return PseudoLabels(_sharpened(probabilities, settings.temperature, scene), settings)
+    validation = None
+    if not len(split.test):
+        clusters = scene.clusters.ravel()[labels.indices]
+        validation = cross_validate(
+            features[: len(temperatures) // CLASSIFIERS_PER_FEATURES],
+            graph,
+            labels,
+            clusters,
+            settings,
+            class_count,
+            seed,
+        )
+    return PseudoLabels(_sharpened(probabilities, settings.temperature, scene), settings, validation)
 
 
 def _training_labels(scene: LabelledScene, split: Split) -> LabelledPixels:
@@ -86,8 +103,7 @@ def _sharpened(probabilities: Probabilities, temperature: float, scene: Labelled
     Far from the labels, propagation is more accurate than its probabilities say, and a network learns confident
     targets faster.
     """
-    sharpened: Probabilities = np.power(probabilities, 1 / min(1.0, temperature))
-    sharpened /= np.maximum(sharpened.sum(axis=1, keepdims=True), 1e-30)
+    sharpened = sharpen(probabilities, min(1.0, temperature))
     sharpened[~scene.valid.ravel()] = 0
     return sharpened
 

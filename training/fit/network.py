@@ -15,11 +15,12 @@ from torch.nn import functional as F
 
 from hyperscene.model.architecture import ModelConfig, Transformer, predicting_tokens
 from hyperscene.training.data.datasets import LabelledScene
-from hyperscene.training.data.splits import Pixels, Split
+from hyperscene.training.data.splits import Pixels, Split, draw_some
 from hyperscene.training.fit.base_classifiers import logistic_regression
-from hyperscene.training.fit.calibration import fit_temperature
+from hyperscene.training.fit.calibration import fit_temperature, fit_temperature_to
 from hyperscene.training.fit.checkpoints import TrainingCheckpoint, fingerprint
 from hyperscene.training.fit.compute import Compute, keep_freed_memory
+from hyperscene.training.fit.cross_validation import CrossValidation
 from hyperscene.training.fit.label_propagation import PropagateLabels, PseudoLabels, propagate_labels
 from hyperscene.training.fit.patches import (
     Batch,
@@ -30,10 +31,11 @@ from hyperscene.training.fit.patches import (
     patches_in_epoch,
     sample_tokens,
 )
-from hyperscene.training.fit.propagation_settings import PropagationSettings
+from hyperscene.training.fit.propagation_settings import PropagationSettings, sharpen
 from hyperscene.training.fit.recipes import Recipe, learning_rate
 
 CPU = Compute()
+CALIBRATION_PIXELS = 256  # whose confidence is compared with that of the pseudo-labels
 VALIDATIONS = 20  # validation accuracies reported over a run
 
 
@@ -44,6 +46,11 @@ class Fitted:
     network: Transformer
     temperature: float = 1.0
     pseudo_labels: PseudoLabels | None = None
+
+    @property
+    def validation(self) -> CrossValidation | None:
+        """What cross-validation found, if no labels were set aside for testing."""
+        return None if self.pseudo_labels is None else self.pseudo_labels.validation
 
     @property
     def propagation(self) -> PropagationSettings | None:
@@ -123,9 +130,26 @@ def fit(
         if checkpoint is not None:
             checkpoint.save(network, optimiser, epoch + 1)
         options.report(EpochReport(epoch + 1, recipe.epochs, loss, validation_oa, time.perf_counter() - began))
-    truth = scene.labels[tuple(split.validation.T)].astype(np.int64) - 1
-    temperature = fit_temperature(centre_logits(network, source, split.validation), truth)
+    if pseudo_labels is not None and not len(split.test):
+        temperature = _calibrate(network, source, scene, pseudo_labels, seed)
+    else:
+        truth = scene.labels[tuple(split.validation.T)].astype(np.int64) - 1
+        temperature = fit_temperature(centre_logits(network, source, split.validation), truth)
     return Fitted(network.cpu().eval(), temperature, pseudo_labels)
+
+
+def _calibrate(
+    network: Transformer, source: PatchSource, scene: LabelledScene, pseudo_labels: PseudoLabels, seed: int
+) -> float:
+    """The temperature that makes the network as confident as pseudo-labels calibrated by cross-validation are."""
+    unlabelled = np.argwhere(scene.valid & (scene.labels == 0))
+    if not len(unlabelled):
+        return 1.0
+    sample = draw_some(unlabelled, CALIBRATION_PIXELS, seed)
+    indices = np.ravel_multi_index((sample[:, 0], sample[:, 1]), scene.valid.shape)
+    # Pseudo-labels were sharpened with a temperature below 1, and left as they are with one above it.
+    targets = sharpen(pseudo_labels.probabilities[indices], max(1.0, pseudo_labels.settings.temperature))
+    return fit_temperature_to(centre_logits(network, source, sample), targets)
 
 
 def _propagate(scene: LabelledScene, split: Split, seed: int, options: FitOptions) -> PseudoLabels:

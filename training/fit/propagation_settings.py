@@ -194,20 +194,28 @@ def _best(losses: NDArray[np.float64], is_too_near: bool) -> int:
 
 def _trials(features: Sequence[SpectralFeatures], labels: LabelledPixels, folds: Folds) -> Iterator[Trial]:
     for fold in range(FOLDS):
-        held = folds.fold_of == fold
-        # A class whose labels are all held out cannot be predicted.
-        tested = held & np.isin(labels.classes, labels.classes[~held])
-        if not tested.any() or len(np.unique(labels.classes[~held])) < 2:
-            continue
         # Labels closer to the held-out pixels than labels are to the pixels to predict would help too much.
-        distance, _ = cKDTree(labels.positions[held]).query(labels.positions)
-        used = labels.subset(~held)
-        yield Trial(
-            held_out=labels.subset(tested),
-            held_out_numbers=np.flatnonzero(tested),
-            sources=np.flatnonzero(~held & (distance >= folds.target_px)),
-            classifiers=fit_base_classifiers(features, used.indices, used.classes),
-        )
+        trial = trial_of(features, labels, folds.fold_of == fold, folds.target_px)
+        if trial is not None:
+            yield trial
+
+
+def trial_of(
+    features: Sequence[SpectralFeatures], labels: LabelledPixels, held: NDArray[np.bool_], apart_px: float = 0.0
+) -> Trial | None:
+    """Hold out some labels, and propagate those at least `apart_px` away; None if there is nothing to test."""
+    # A class whose labels are all held out cannot be predicted.
+    tested = held & np.isin(labels.classes, labels.classes[~held])
+    if not tested.any() or len(np.unique(labels.classes[~held])) < 2:
+        return None
+    distance, _ = cKDTree(labels.positions[held]).query(labels.positions)
+    used = labels.subset(~held)
+    return Trial(
+        held_out=labels.subset(tested),
+        held_out_numbers=np.flatnonzero(tested),
+        sources=np.flatnonzero(~held & (distance >= apart_px)),
+        classifiers=fit_base_classifiers(features, used.indices, used.classes),
+    )
 
 
 def _base_temperatures(trials: Sequence[Trial], truth: NDArray[np.int64], class_count: int) -> tuple[float, ...]:
@@ -234,23 +242,45 @@ def _candidates(
 ) -> Iterator[Candidate]:
     """Plain spectra with each fidelity weight, then the same with smoothed spectra too, where there are some."""
     for count in range(CLASSIFIERS_PER_FEATURES, len(base_temperatures) + 1, CLASSIFIERS_PER_FEATURES):
-        priors = [
-            mean_probabilities(trial.classifiers[:count], base_temperatures[:count], class_count) for trial in trials
-        ]
-        columns = np.stack(priors, axis=1).reshape(*graph.shape, -1)  # (rows, cols, trials * classes)
+        priors = _priors(trials, base_temperatures[:count], class_count)
         for fidelity_weight in FIDELITY_WEIGHTS:
-            if math.isinf(fidelity_weight):
-                found = [prior[trial.held_out.indices] for prior, trial in zip(priors, trials, strict=True)]
-            else:
-                influence = graph.influence(labels.positions, fidelity_weight, columns)
-                by_trial = np.split(influence.from_priors, len(trials), axis=1)
-                found = [
-                    predict_held_out(
-                        influence, from_prior, trial.sources, trial.held_out_numbers, labels.classes, class_count
-                    )
-                    for from_prior, trial in zip(by_trial, trials, strict=True)
-                ]
+            found = _predict(graph, labels, trials, priors, fidelity_weight, class_count)
             yield Candidate(count, fidelity_weight, _logits(found))
+
+
+def predict_trials(
+    graph: PixelGraph,
+    labels: LabelledPixels,
+    trials: Sequence[Trial],
+    settings: PropagationSettings,
+    class_count: int,
+) -> list[Probabilities]:
+    """What label propagation with these settings gives for the held-out pixels of each trial."""
+    priors = _priors(trials, settings.base_temperatures, class_count)
+    return _predict(graph, labels, trials, priors, settings.fidelity_weight, class_count)
+
+
+def _priors(trials: Sequence[Trial], temperatures: tuple[float, ...], class_count: int) -> list[Probabilities]:
+    return [mean_probabilities(trial.classifiers[: len(temperatures)], temperatures, class_count) for trial in trials]
+
+
+def _predict(
+    graph: PixelGraph,
+    labels: LabelledPixels,
+    trials: Sequence[Trial],
+    priors: Sequence[Probabilities],
+    fidelity_weight: float,
+    class_count: int,
+) -> list[Probabilities]:
+    if math.isinf(fidelity_weight) or not trials:
+        return [prior[trial.held_out.indices] for prior, trial in zip(priors, trials, strict=True)]
+    columns = np.stack(priors, axis=1).reshape(*graph.shape, -1)  # (rows, cols, trials * classes)
+    influence = graph.influence(labels.positions, fidelity_weight, columns)
+    by_trial = np.split(influence.from_priors, len(trials), axis=1)
+    return [
+        predict_held_out(influence, from_prior, trial.sources, trial.held_out_numbers, labels.classes, class_count)
+        for from_prior, trial in zip(by_trial, trials, strict=True)
+    ]
 
 
 def predict_held_out(
@@ -267,6 +297,13 @@ def predict_held_out(
     strength = np.linalg.solve(between + RIDGE * np.diag(np.diag(between)), correction)
     found = from_prior[held] + influence.between[np.ix_(held, sources)] @ strength
     return np.maximum(found, 0).astype(np.float32)
+
+
+def sharpen(probabilities: Probabilities, temperature: float) -> Probabilities:
+    """Divide the logits by a temperature."""
+    powers: Probabilities = np.power(probabilities, 1 / temperature)
+    powers /= np.maximum(powers.sum(axis=1, keepdims=True), 1e-30)
+    return powers
 
 
 def _logits(probabilities: Sequence[Probabilities]) -> NDArray[np.float32]:
