@@ -23,14 +23,14 @@ ROWS, COLS, BANDS = 48, 40, 8
 NAMES = ("wheat", "soil", "water", "reed")
 
 
-def fields_with_labels(noise: float = 1.5, per_class: int = 4, seed: int = 0):
+def fields_with_labels(noise: float = 1.5, per_class: int = 4, seed: int = 0, variation: float = 0.6):
     """Fields of 12 x 10 pixels of four classes, and squares of 3 x 3 labelled pixels in some; and the truth."""
     generator = np.random.default_rng(seed)
     rows, cols = np.mgrid[:ROWS, :COLS]
     truth = (rows // 12 * 2 + cols // 10) % 4 + 1  # fields of a class do not touch
     spectra = generator.normal(size=(5, BANDS))
     # A field differs from others of its class, so that pixels of the same field are easier to predict.
-    field = generator.normal(size=(4, 4, BANDS))[rows // 12, cols // 10] * 0.6
+    field = generator.normal(size=(4, 4, BANDS))[rows // 12, cols // 10] * variation
     cube = (spectra[truth] + field + generator.normal(size=(ROWS, COLS, BANDS)) * noise).astype(np.float32)
     labels, clusters = np.zeros((ROWS, COLS), np.uint16), np.zeros((ROWS, COLS), np.int32)
     corners = [(row, col) for row in range(4, ROWS, 12) for col in range(3, COLS, 10)]
@@ -83,7 +83,7 @@ def test_labels_that_look_like_another_class_are_listed_with_their_place():
     found = validate(replace(scene, labels=wrong))
     places = {(mistake.row, mistake.col) for mistake in found.mistakes}
     assert {tuple(pixel) for pixel in np.argwhere(scene.clusters == 6).tolist()} <= places
-    assert len(places) <= 2 * 9
+    assert len(places) <= 9 + 3
     first = found.mistakes[0]
     assert scene.labels[first.row, first.col] == first.predicted + 1
     counts = np.bincount(wrong[wrong > 0], minlength=5)[1:].tolist()
@@ -122,7 +122,7 @@ def test_one_label_per_class_has_no_estimate():
 def test_intervals_widen_with_fewer_clusters_and_never_shrink_to_a_point():
     widths = []
     for per_class in (2, 4):
-        scene, _ = fields_with_labels(noise=0.05, per_class=per_class)
+        scene, _ = fields_with_labels(noise=0.3, per_class=per_class, variation=0.1)
         overall = validate(scene).far.overall
         assert overall.value > 0.9
         widths.append(overall.interval[1] - overall.interval[0])

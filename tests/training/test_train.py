@@ -66,6 +66,44 @@ def test_training_ends_with_a_table_and_a_bundle_that_checks_itself(data):
 
 
 @pytest.mark.slow
+def test_without_a_split_every_label_is_used_and_accuracy_is_estimated(data):
+    labels = np.zeros_like(LABELS)
+    for row, col in [(2, 2), (10, 8), (2, 15), (10, 22), (17, 2), (25, 8), (17, 15)]:
+        labels[row : row + 3, col : col + 3] = LABELS[row : row + 3, col : col + 3]
+    labels[25, 22] = 1  # should be 4
+    write_tif(data / "labels.tif", labels)
+    options = [option for option in TINY if option not in ("--fraction", "0.1")]
+    files = ["--scene", data / "scene.tif", "--labels", data / "labels.tif"]
+    done = run_here(
+        "train", *files, "-o", data / "bundle.onnx", *options, "--epochs", 1, "--classes", "wheat,soil,water,road"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "learning from all 64 labelled pixels" in done.stderr
+    assert re.search(r"^wheat +19 +\d+\.\d \(\d+ to \d+\)", done.stdout, re.MULTILINE)
+    assert re.search(r"^OA \d+\.\d \(\d+ to \d+\) .*95 % intervals", done.stdout, re.MULTILINE)
+    assert "class 'road' has 9 labelled pixels in one place: label some elsewhere" in done.stdout
+    assert "1 label looks like a mistake, first 'wheat' at row 25, column 22" in done.stdout
+    record = load_bundle(data / "bundle.onnx").manifest.training
+    assert (record["split"]["name"], record["split"]["train"], record["split"]["test"]) == ("none", 64, 0)
+    assert "scores" not in record
+    assert record["cross_validation"]["far_from_labels"]["pixels"] == 55
+    assert "by cross-validation of 55 labels" in run_here("inspect", data / "bundle.onnx").stdout
+    scored = run_here("evaluate", "--bundle", data / "bundle.onnx", *files, "--classes", "wheat,soil,water,road")
+    assert "trained on all 64 of these labels: score it on other labels" in refusal(scored)
+
+
+@pytest.mark.slow
+def test_the_protocol_of_the_paper_trains_on_one_percent_of_each_class(data):
+    options = [option for option in TINY if option not in ("--fraction", "0.1")]
+    files = ["--scene", data / "scene.tif", "--labels", data / "labels.tif", "-o", data / "bundle.onnx"]
+    done = run_here("train", *files, *options, "--epochs", 1, "--protocol", "paper")
+    assert done.returncode == 0, done.stderr
+    split = load_bundle(data / "bundle.onnx").manifest.training["split"]
+    assert (split["name"], split["fraction"], split["val_fraction"]) == ("random", 0.01, 0.01)
+    assert split["train"] + split["validation"] + split["test"] == LABELS.size
+
+
+@pytest.mark.slow
 def test_a_seed_gives_the_same_bundle_twice(data):
     for output in ("first.onnx", "second.onnx"):
         assert train(data, "--epochs", 2, "--name", "same", output=output, run_command=run).returncode == 0

@@ -134,6 +134,7 @@ class CrossValidation:
 class HeldOut:
     """Labels that were held out, and what the other folds gave for them."""
 
+    numbers: NDArray[np.int64]  # among all labels
     labels: LabelledPixels
     clusters: NDArray[np.int64]
     distance_px: NDArray[np.float64]  # from the nearest label used
@@ -163,11 +164,17 @@ def cross_validate(
         _pool(labels, clusters, some, found, settings.temperature) for some, found in ((made[0], far), (made[1], near))
     ]
     counts = [len(np.unique(clusters[labels.classes == number])) for number in range(class_count)]
+    contradicted = np.zeros(len(labels), bool) if held[0] is None else _contradicted(held[0], len(labels))
+    # Wrong labels mislead the predictions of others: those that look wrong are predicted again without all of them.
+    again = trial_of(features, labels, contradicted) if contradicted.any() else None
+    suspected = [] if again is None else [again]
+    predictions = predict_trials(graph, labels, suspected, settings, class_count)
+    without = _pool(labels, clusters, suspected, predictions, settings.temperature)
     return CrossValidation(
         far=None if held[0] is None else _estimate(held[0], class_count, generator),
         near=None if held[1] is None else _estimate(held[1], class_count, generator),
         single_clusters=tuple(number for number, count in enumerate(counts) if count == 1),
-        mistakes=() if held[0] is None else _likely_mistakes(held[0]),
+        mistakes=() if without is None else _likely_mistakes(without),
     )
 
 
@@ -211,6 +218,7 @@ def _pool(
     numbers = np.concatenate([trial.held_out_numbers for trial in trials])
     distances = [cKDTree(labels.positions[trial.sources]).query(trial.held_out.positions)[0] for trial in trials]
     return HeldOut(
+        numbers,
         labels.subset(numbers),
         clusters[numbers].astype(np.int64),
         np.concatenate(distances),
@@ -284,13 +292,24 @@ def wilson_interval(share: float, count: float) -> Interval:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
+def _is_contradicted(held: HeldOut) -> NDArray[np.bool_]:
+    own = held.probabilities[np.arange(len(held.labels)), held.labels.classes]
+    found: NDArray[np.bool_] = (held.probabilities.max(axis=1) >= MISTAKE_PROBABILITY) & (own <= OWN_PROBABILITY)
+    return found
+
+
+def _contradicted(held: HeldOut, count: int) -> NDArray[np.bool_]:
+    """Which of all labels are contradicted by their held-out prediction."""
+    found = np.zeros(count, bool)
+    found[held.numbers[_is_contradicted(held)]] = True
+    return found
+
+
 def _likely_mistakes(held: HeldOut) -> tuple[LikelyMistake, ...]:
     """Contradicted labels, the most certain first."""
-    rows = np.arange(len(held.labels))
-    predicted = held.probabilities.argmax(axis=1)
-    highest, own = held.probabilities[rows, predicted], held.probabilities[rows, held.labels.classes]
-    contradicted = np.flatnonzero((highest >= MISTAKE_PROBABILITY) & (own <= OWN_PROBABILITY))
-    order = contradicted[np.argsort(-(highest - own)[contradicted], kind="stable")][:MOST_MISTAKES]
+    highest, predicted = held.probabilities.max(axis=1), held.probabilities.argmax(axis=1)
+    contradicted = np.flatnonzero(_is_contradicted(held))
+    order = contradicted[np.argsort(-highest[contradicted], kind="stable")][:MOST_MISTAKES]
     return tuple(
         LikelyMistake(
             int(held.labels.positions[number, 0]),
