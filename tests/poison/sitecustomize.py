@@ -68,14 +68,14 @@ if os.environ.get("CLUSTER_POISON", "").startswith("without "):
     from hyperscene.errors import NotReady
     from hyperscene.service.cluster import tasks
 
-    make = tasks.make_engine
+    choose = tasks.choose_engine
 
     def refuse_one(bundle, *options):
         if bundle.path.stem == os.environ["CLUSTER_POISON"].removeprefix("without "):
             raise NotReady("this engine does not reproduce the bundle's reference output")
-        return make(bundle, *options)
+        return choose(bundle, *options)
 
-    tasks.make_engine = refuse_one
+    tasks.choose_engine = refuse_one
 
 if "hyperscene.service.jobs.previews" in sys.orig_argv:
     from hyperscene.service.mapping import pictures
