@@ -257,6 +257,8 @@ def error_text(error: BaseException) -> str:
         return "there is not enough memory"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
+    if isinstance(error, KeyError):  # its message is only the key
+        return f"{class_words(error)} {error}"
     return str(error).strip() or class_words(error)
 
 

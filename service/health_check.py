@@ -14,13 +14,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
+from ipaddress import ip_address
 from pathlib import Path
 
 HEARTBEAT_VARIABLE = "HYPERSCENE_HEARTBEAT"  # the file whose mtime shows that a worker is in its cluster
 FIRST_PROCESS = Path("/proc/1/cmdline")
 TIMEOUT_S = 4.0
 SILENT_S = 15.0
-ANY_ADDRESS = (None, "", "0.0.0.0", "::")
 
 
 class Unhealthy(Exception):
@@ -104,7 +104,9 @@ def _option(command: Sequence[str], name: str) -> str | None:
 def _reachable(host: str | None) -> str:
     """The address to connect to for an address to listen on."""
     address = (host or "").rpartition("//")[2]
-    return "127.0.0.1" if address in ANY_ADDRESS else address
+    with suppress(ValueError):  # a name
+        address = "" if ip_address(address).is_unspecified else address
+    return address or "127.0.0.1"
 
 
 def main() -> int:

@@ -241,7 +241,7 @@ def test_an_error_of_torch_is_reported_in_one_sentence_with_a_log(tmp_path, caps
 
 def test_an_error_without_a_folder_for_the_log_is_still_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
-    one_sentence = pytest.raises(TrainingFailed, match=r"training failed \(KeyError: 'x'\): report it .*; no log of it")
+    one_sentence = pytest.raises(TrainingFailed, match=r"training failed \(key error 'x'\): report it .*; no log of it")
     with one_sentence, explained("training", tmp_path / "none" / "b.onnx.log"):
         raise KeyError("x")
 

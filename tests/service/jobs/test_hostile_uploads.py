@@ -344,7 +344,7 @@ def test_a_sent_file_name_is_shown_and_never_used_as_a_path(server, tif, given, 
         scene = answer.json()
         assert scene["name"] == kept
         folder = server.data / "scenes" / scene["id"]
-        assert [path.name for path in folder.iterdir()] == ["scene.tif"]
+        assert {path.name for path in folder.iterdir()} == {"scene.tif", "record.json"}
         assert server.client.delete(f"/scenes/{scene['id']}").status_code == 204
 
 
