@@ -162,7 +162,7 @@ def map_array(bundle: Bundle, pixels: PixelRows, options: MapOptions) -> NDArray
 
 def _bundle_pixels(scene: LabelledScene, manifest: Manifest) -> PixelRows:
     """The scene in the bundle's bands."""
-    match = match_manifest(scene.wavelengths_nm, scene.cube.shape[-1], manifest)
+    match = match_manifest(scene.wavelengths_nm, scene.cube.shape[-1], manifest, scene.fwhm_nm)
     fill = np.array(manifest.nodata_fill, np.float32)
     cube = fit_bands(scene.cube[..., match.bands], scene.valid, match.weights, fill)
     return PixelRows(0, cube, scene.valid)

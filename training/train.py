@@ -40,6 +40,7 @@ class TrainOptions:
     files: LabelledFiles
     output: Path
     name: str | None = None
+    description: str | None = None
     recipe: str = "strong"
     epochs: int | None = None
     batch: int | None = None
@@ -245,6 +246,7 @@ def _record(
     rows, cols, bands = scene.cube.shape
     class_names = tuple(entry.name for entry in scene.legend)
     return {
+        **({"description": options.description} if options.description else {}),
         "data": {
             "scene": options.files.scene.name,
             "labels": options.files.labels.name,
@@ -253,6 +255,7 @@ def _record(
             "bands": bands,
             "label_values": [entry.value for entry in scene.legend] if scene.has_values else None,
             "digest": scene.digest,
+            **{key: value for key, value in (("sensor", scene.sensor), ("acquired", scene.acquired)) if value},
         },
         "split": {
             "name": split.name,

@@ -14,7 +14,16 @@ from hyperscene.json_text import json_text
 from hyperscene.model.bundle import DEMO_BUNDLE, Bundle, read_bundle
 from hyperscene.service.cli import DONE
 from hyperscene.service.commands.options import add_scene_options, open_given_scene
-from hyperscene.service.mapping.band_view import BandView, all_bands_view, sample_pixels, unit_warning, view_scene
+from hyperscene.service.mapping.band_view import (
+    BandView,
+    all_bands_view,
+    band_warnings,
+    covered_share,
+    fit_text,
+    sample_pixels,
+    unit_warning,
+    view_scene,
+)
 from hyperscene.service.mapping.describe import describe_header
 from hyperscene.service.mapping.engine_health import checking_device
 from hyperscene.service.mapping.engines import check_bundle
@@ -57,9 +66,10 @@ def describe_scene(scene: Scene, bundle: Bundle) -> dict[str, Any]:
     warnings = list(scene.warnings)
     try:
         view = view_scene(scene, bundle.manifest)
-        match, is_mappable = _match_text(view, bundle), True
+        match, is_mappable, fit = _match_text(view, bundle), True, _describe_fit(view, bundle)
+        warnings += band_warnings(view.match, bundle.manifest)
     except BandsMissing as error:
-        view, match, is_mappable = all_bands_view(scene), f"does not match: {error}", False
+        view, match, is_mappable, fit = all_bands_view(scene), f"does not match: {error}", False, None
     share, is_exact, spectra = _sample(view)
     if is_mappable and (unusual := unit_warning(spectra, bundle.manifest)):
         warnings.append(unusual)
@@ -76,6 +86,7 @@ def describe_scene(scene: Scene, bundle: Bundle) -> dict[str, Any]:
         "mask_shares": _mask_shares(scene),
         "bundle": bundle.manifest.name,
         "match": match,
+        "fit": fit,
         "is_mappable": is_mappable,
         "warnings": warnings,
     }
@@ -84,10 +95,13 @@ def describe_scene(scene: Scene, bundle: Bundle) -> dict[str, Any]:
 def describe_bundle(bundle: Bundle) -> dict[str, Any]:
     """Everything `inspect` shows of a bundle that passed its self-check."""
     manifest, training = bundle.manifest, bundle.manifest.training
-    nm = manifest.wavelengths_nm
+    nm, data = manifest.wavelengths_nm, training.get("data", {})
     return {
         "bundle": str(bundle.path),
         "name": manifest.name,
+        "description": training.get("description"),
+        "sensor": data.get("sensor"),
+        "acquired": data.get("acquired"),
         "classes": manifest.class_names,
         "bands": manifest.bands,
         "wavelengths_nm": None if nm is None else [min(nm), max(nm)],
@@ -137,7 +151,17 @@ def _match_text(view: BandView, bundle: Bundle) -> str:
         "same": f"{bands} bands, the same wavelengths",
         "resampled": f"{bands} bands, resampled from {len(view.scene.bands)} of the scene's",
         "by count": f"{bands} bands, by their order: the wavelengths are unknown",
-    }[view.match.kind]
+    }[view.match.kind] + fit_text(view.match, bundle.manifest)
+
+
+def _describe_fit(view: BandView, bundle: Bundle) -> dict[str, Any] | None:
+    """How well the scene's wavelengths cover the bundle's; None without wavelengths."""
+    covered = covered_share(view.match, bundle.manifest)
+    return None if covered is None else {
+        "covered_share": round(covered, 4),
+        "largest_gap_nm": round(view.match.largest_gap_nm, 1),
+        "bridged_bands": view.match.bridged_bands,
+    }  # fmt: skip
 
 
 def _name_of(recipe: Any) -> str | None:
@@ -184,6 +208,7 @@ def _scene_lines(scene: dict[str, Any]) -> list[tuple[str, Any]]:
 def _bundle_lines(bundle: dict[str, Any]) -> list[tuple[str, Any]]:
     nm, scores, split = bundle["wavelengths_nm"], bundle["scores"], bundle["split"]
     low, high = bundle["values"]
+    sensor = " ".join(filter(None, (bundle["sensor"], (bundle["acquired"] or "")[:19])))
     percent = "  ".join(
         f"{label} {100 * scores[name]:.2f}"
         for label, name in (("OA", "oa"), ("AA", "aa"), ("kappa", "kappa"))
@@ -191,6 +216,8 @@ def _bundle_lines(bundle: dict[str, Any]) -> list[tuple[str, Any]]:
     )
     return [
         ("bundle", f"{bundle['bundle']} ({bundle['name']})"),
+        *([("about", bundle["description"])] if bundle["description"] else []),
+        *([("sensor", sensor)] if sensor else []),
         ("classes", f"{len(bundle['classes'])}: {', '.join(bundle['classes'])}"),
         ("bands", f"{bundle['bands']}" + ("" if nm is None else f", {nm[0]:g} to {nm[1]:g} nm")),
         ("values", f"{low:.4g} to {high:.4g}"),

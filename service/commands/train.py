@@ -29,6 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_data_options(data)
     data.add_argument("-o", "--output", type=Path, required=True, metavar="B", help="the .onnx file to write")
     data.add_argument("--name", help="the bundle's name (the file's name)")
+    data.add_argument("--description", metavar="TEXT", help="what the bundle's users should know, for inspect and page")
     _add_split_options(parser.add_argument_group("split"))
     _add_fit_options(parser.add_argument_group("fit"))
     _add_network_options(parser.add_argument_group("network"))

@@ -41,7 +41,7 @@ from hyperscene.service.jobs.received_files import ReceivedFile, clean_name, nam
 from hyperscene.service.jobs.records import JobRecord, SceneRecord, new_id
 from hyperscene.service.jobs.store import Store, check_waiting
 from hyperscene.service.jobs.supervisor import Supervisor
-from hyperscene.service.mapping.band_view import match_manifest
+from hyperscene.service.mapping.band_view import fit_text, match_manifest
 from hyperscene.service.mapping.blend import BLENDS, Blend
 from hyperscene.service.mapping.options import MAX_STRIP_PX, STRIDES, MapOptions
 from hyperscene.service.mapping.remote import address_of, allowed_path
@@ -269,7 +269,8 @@ class Admission:
         found = {}
         for name, model in self._models.by_name.items():
             try:
-                found[name] = MATCHES[match_model(scene, model).kind]
+                match = match_model(scene, model)
+                found[name] = MATCHES[match.kind] + fit_text(match, model.manifest)
             except BandsMissing as error:
                 found[name] = f"does not match: {error}"
         return found

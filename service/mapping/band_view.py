@@ -146,18 +146,52 @@ def all_bands_view(scene: Scene) -> BandView:
 
 def match_scene(scene: Scene, manifest: Manifest) -> BandMatch:
     """How the scene's good bands become the bundle's."""
-    return match_manifest(scene.wavelengths_nm, len(scene.bands), manifest)
+    return match_manifest(scene.wavelengths_nm, len(scene.bands), manifest, scene.fwhm_nm)
 
 
-def match_manifest(wavelengths_nm: Wavelengths | None, bands: int, manifest: Manifest) -> BandMatch:
-    """How bands at these wavelengths become the bundle's."""
+def match_manifest(
+    wavelengths_nm: Wavelengths | None, bands: int, manifest: Manifest, fwhm_nm: Wavelengths | None = None
+) -> BandMatch:
+    """How bands at these wavelengths, of these widths, become the bundle's."""
     bundle_nm, bundle_fwhm_nm = (
         None if numbers is None else np.array(numbers) for numbers in (manifest.wavelengths_nm, manifest.fwhm_nm)
     )
     try:
-        return match_bands(wavelengths_nm, bands, bundle_nm, manifest.bands, bundle_fwhm_nm)
+        return match_bands(wavelengths_nm, bands, bundle_nm, manifest.bands, bundle_fwhm_nm, fwhm_nm)
     except BandMismatch as error:
         raise BandsMissing(str(error)) from error
+
+
+def covered_share(match: BandMatch, manifest: Manifest) -> float | None:
+    """The share of the bundle's range of wavelengths that the scene measures; None without wavelengths."""
+    nm = manifest.wavelengths_nm
+    if nm is None or match.kind == "by count":
+        return None
+    low, high = min(nm), max(nm)
+    missing = sum(min(gap.high_nm, high) - max(gap.low_nm, low) for gap in match.gaps)
+    return 1 - missing / (high - low) if high > low else 1.0
+
+
+def fit_text(match: BandMatch, manifest: Manifest) -> str:
+    """How well a scene fits a bundle, after a description of the match; nothing if no gap is bridged."""
+    covered = covered_share(match, manifest)
+    if covered is None or not match.gaps:
+        return ""
+    return (
+        f"; {100 * covered:.1f} % of its range covered, {match.bridged_bands} bands bridged, largest gap "
+        f"{match.largest_gap_nm:.0f} nm"
+    )
+
+
+def band_warnings(match: BandMatch, manifest: Manifest) -> list[str]:
+    """Warnings about a match that may cost accuracy."""
+    if match.kind == "by count" and manifest.wavelengths_nm is None:
+        return ["bands were matched by their order, because the bundle has no wavelengths"]
+    if not match.gaps:
+        return []
+    where = ", ".join(map(str, match.gaps))
+    bridged = f"{match.bridged_bands} of the bundle's {manifest.bands} bands lie in gaps of the scene ({where})"
+    return [f"{bridged} and are interpolated: the map may be less accurate"]
 
 
 class Sample:

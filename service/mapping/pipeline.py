@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperscene.errors import write_error
-from hyperscene.model.bundle import Bundle, Manifest
-from hyperscene.service.mapping.band_view import BandView, Sample, unit_warning, view_scene
+from hyperscene.model.bundle import Bundle
+from hyperscene.service.mapping.band_view import BandView, Sample, band_warnings, unit_warning, view_scene
 from hyperscene.service.mapping.classify import BEFORE_STRIPS, RemoteEngine, RunControl
 from hyperscene.service.mapping.engines import Engine
 from hyperscene.service.mapping.ground import hectares_of, lay_out, open_ground
@@ -61,7 +61,7 @@ def map_scene(
     view = view_scene(scene, manifest)
     options = options.settled(manifest, scene.cols)
     plan = plan_scene(scene.rows, scene.cols, manifest, options, engine.batch)
-    warnings = [*scene.warnings, *_band_warnings(view, manifest)]
+    warnings = [*scene.warnings, *band_warnings(view.match, manifest)]
     if not is_remote(scene.path):
         check_output(scene.path, output)
     with temporary_output(output) as folder:
@@ -185,12 +185,6 @@ def _save_strip(checkpoint: Checkpoint, strips: Sequence[Strip], index: int, sto
         checkpoint.drop_predictions(strips[index].batch_rows.stop if is_last else strips[index + 1].batch_rows.start)
     except OSError as error:
         raise write_error(error) from error
-
-
-def _band_warnings(view: BandView, manifest: Manifest) -> list[str]:
-    if view.match.kind == "by count" and manifest.wavelengths_nm is None:
-        return ["bands were matched by their order, because the bundle has no wavelengths"]
-    return []
 
 
 def _optimise_until_cancelled(stop: Stop, folder: Path, name: str, threads: int) -> None:

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyperscene.model.spectra import BandMismatch, from_band_names, match_bands, parse_list, to_nm
+from hyperscene.model.spectra import (
+    WIDEST_BRIDGE_NM,
+    BandMismatch,
+    Gap,
+    from_band_names,
+    match_bands,
+    parse_list,
+    to_nm,
+)
 
 BUNDLE = np.arange(500.0, 1000.0, 10)
 
@@ -101,6 +109,45 @@ def test_wide_bands_average_the_narrow_ones_under_them():
 def test_a_scene_that_does_not_cover_the_bundle_is_refused_with_the_first_gap(scene, first):
     with pytest.raises(BandMismatch, match=f"the first at {first} nm"):
         match_bands(scene, len(scene), BUNDLE, len(BUNDLE))
+
+
+def test_a_small_gap_is_bridged_by_interpolation_and_named():
+    scene = BUNDLE[(BUNDLE <= 700) | (BUNDLE >= 760)]
+    match = match_bands(scene, len(scene), BUNDLE, len(BUNDLE), np.full(50, 25.0), np.full(len(scene), 25.0))
+    assert match.gaps == (Gap(700, 760, 5),)
+    assert (match.bridged_bands, match.largest_gap_nm) == (5, 60)
+    spectrum = np.sin(scene / 100)[match.bands]
+    np.testing.assert_allclose(spectrum @ match.weights, np.interp(BUNDLE, scene, np.sin(scene / 100)), atol=1e-6)
+
+
+def test_a_gap_just_above_the_limit_is_refused_by_name():
+    for width, is_bridged in ((WIDEST_BRIDGE_NM, True), (WIDEST_BRIDGE_NM + 1, False)):
+        scene = np.concatenate([np.arange(500.0, 705.0, 5), np.arange(700.0 + width, 1000.0, 5)])
+        if is_bridged:
+            assert match_bands(scene, len(scene), BUNDLE, len(BUNDLE)).bridged_bands == 6
+        else:
+            words = "the first at 710.0 nm; gaps wider than 65 nm are not bridged: from 700 to 766 nm: use"
+            with pytest.raises(BandMismatch, match=words):
+                match_bands(scene, len(scene), BUNDLE, len(BUNDLE))
+
+
+@pytest.mark.parametrize("scene_fwhm_nm", [4.0, 12.0, 16.0])
+def test_with_widths_on_both_sides_resampled_bands_are_as_wide_as_the_bundles(scene_fwhm_nm):
+    fine = np.arange(300.0, 1200.0, 0.5)
+    spectrum = 0.3 + 0.2 / (1 + np.exp(-(fine - 715) / 4)) - 0.1 * np.exp(-0.5 * ((fine - 850) / 6) ** 2)
+
+    def measured(nm, fwhm_nm):  # by a sensor with Gaussian bands
+        response = np.exp(-4 * np.log(2) * ((fine - nm[:, None]) / fwhm_nm) ** 2)
+        return (response @ spectrum) / response.sum(axis=1)
+
+    scene, widths = np.arange(480.0, 1020.0, 4), np.full(len(BUNDLE), 20.0)
+    both = match_bands(scene, len(scene), BUNDLE, len(BUNDLE), widths, np.full(len(scene), scene_fwhm_nm))
+    one = match_bands(scene, len(scene), BUNDLE, len(BUNDLE), widths)
+    found = [measured(scene, scene_fwhm_nm)[match.bands] @ match.weights for match in (both, one)]
+    expected = measured(BUNDLE, 20.0)
+    np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-3)
+    if scene_fwhm_nm > 4:
+        assert np.abs(found[0] - expected).max() < np.abs(found[1] - expected).max() / 4
 
 
 def test_without_any_wavelengths_bands_match_by_count():

@@ -13,6 +13,7 @@ import pytest
 
 from hyperscene.model.bundle import load_bundle
 from tests.command_line import cli_command, refusal, run, run_here
+from tests.products import EMIT_NM, write_emit
 from tests.scenes import quadrants, spectra_of, write_tif
 
 LABELS = quadrants(30, 26)
@@ -63,6 +64,21 @@ def test_training_ends_with_a_table_and_a_bundle_that_checks_itself(data):
     assert document["training_pixels_left_out"] == record["split"]["train"]
     assert document["pixels"] == record["split"]["test"] + record["split"]["validation"]
     assert abs(document["oa"] - record["scores"]["oa"]) < 0.05
+
+
+@pytest.mark.slow
+def test_a_bundle_records_the_sensor_and_date_of_its_scene_and_its_description(tmp_path):
+    scene = write_emit(tmp_path / "emit", spectra_of(LABELS, len(EMIT_NM)))
+    write_tif(tmp_path / "labels.tif", LABELS)
+    output = tmp_path / "b.onnx"
+    files = ["--scene", scene, "--labels", tmp_path / "labels.tif", "-o", output, "--mask", "none"]
+    done = run_here("train", *files, *TINY, "--epochs", 1, "--description", "For a test.")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(run_here("inspect", output, "--json").stdout)
+    assert (document["sensor"], document["acquired"][:10]) == ("EMIT", "2022-08-15")
+    shown = run_here("inspect", output).stdout
+    assert "sensor        EMIT 2022-08-15" in shown
+    assert "about         For a test." in shown
 
 
 @pytest.mark.slow

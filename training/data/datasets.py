@@ -66,6 +66,8 @@ class Cube:
     crs: CRS | None = None
     transform: Affine | None = None
     warnings: tuple[str, ...] = ()
+    sensor: str | None = None
+    acquired: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class LabelledScene:
     crs: CRS | None = None
     transform: Affine | None = None
     warnings: tuple[str, ...] = ()
+    sensor: str | None = None
+    acquired: str | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -121,8 +125,18 @@ def load_cube(path: Path, options: ReadOptions = DEFAULT_OPTIONS, nan_is_nodata:
     """Read a whole scene; NaN that is not declared as no data is refused unless `nan_is_nodata`."""
     scene = open_scene(path, options=options)
     values, valid = read_cube(scene)
-    georeference = (scene.crs, scene.transform)
-    cube = Cube(scene.name, values, valid, scene.wavelengths_nm, scene.fwhm_nm, *georeference, scene.warnings)
+    cube = Cube(
+        name=scene.name,
+        values=values,
+        valid=valid,
+        wavelengths_nm=scene.wavelengths_nm,
+        fwhm_nm=scene.fwhm_nm,
+        crs=scene.crs,
+        transform=scene.transform,
+        warnings=scene.warnings,
+        sensor=scene.sensor,
+        acquired=scene.acquired,
+    )
     declared = any(value is not None and np.isnan(value) for value in scene.nodata)
     broken = ~np.isfinite(cube.values).all(axis=-1)
     if broken.any() and not (declared or nan_is_nodata):
@@ -253,6 +267,8 @@ def label_cube(cube: Cube, given: Labels, class_names: str | None = None) -> Lab
         crs=cube.crs,
         transform=cube.transform,
         warnings=tuple(warnings),
+        sensor=cube.sensor,
+        acquired=cube.acquired,
     )
 
 

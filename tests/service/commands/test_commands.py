@@ -218,6 +218,23 @@ def test_inspect_shows_a_scene_on_one_screen(tmp_path, bundle):
     assert lines["bundle"] == "test: 5 bands, the same wavelengths"
 
 
+def test_inspect_and_summary_say_which_bands_are_bridged(tmp_path):
+    nm = np.linspace(450, 900, 46)
+    bundle = write_bundle(tmp_path / "b.onnx", bands=46, wavelengths_nm=nm.tolist())
+    kept = (nm <= 600) | (nm >= 650)
+    path = write_tif(tmp_path / "s.tif", spectra_of(quadrants(20, 20), 46)[..., kept], wavelengths_nm=nm[kept])
+    shown = run("inspect", path, "--bundle", bundle).stdout
+    fit = "46 bands, resampled from 42 of the scene's; 88.9 % of its range covered, 4 bands bridged, largest gap 50 nm"
+    assert fit in " ".join(shown.split())
+    document = json.loads(run("inspect", path, "--bundle", bundle, "--json").stdout)
+    assert document["fit"] == {"covered_share": 0.8889, "largest_gap_nm": 50.0, "bridged_bands": 4}
+    warning = "4 of the bundle's 46 bands lie in gaps of the scene (600 to 650 nm) and are interpolated"
+    assert [text for text in document["warnings"] if text.startswith(warning)]
+    assert run("classify", path, "-o", tmp_path / "map", "--bundle", bundle).returncode == 0
+    summary = json.loads((tmp_path / "map" / "summary.json").read_text())
+    assert [text for text in summary["warnings"] if text.startswith(warning)]
+
+
 def test_inspect_shows_why_a_scene_does_not_match(tmp_path, bundle):
     path = write_tif(tmp_path / "s.tif", spectra_of(quadrants(9, 9), 5), wavelengths_nm=np.linspace(450, 600, 5))
     document = json.loads(run("inspect", path, "--bundle", bundle, "--json").stdout)
