@@ -70,6 +70,7 @@ def _summary(model: ServedModel, base: str) -> dict[str, Any]:
     return {
         "name": model.name,
         "title": manifest.name,
+        **{key: text for key, text in _about(manifest.training).items() if isinstance(text, str)},
         "classes": [
             {"value": value, "name": name, "color": color}
             for value, (name, color) in enumerate(zip(manifest.class_names, manifest.class_colors, strict=True), 1)
@@ -81,6 +82,13 @@ def _summary(model: ServedModel, base: str) -> dict[str, Any]:
         "sha256": model.sha256,
         "links": [{"href": f"{base}/models/{model.name}", "rel": "self", "type": "application/geo+json"}],
     }
+
+
+def _about(training: dict[str, Any]) -> dict[str, Any]:
+    """What the training record says for people, as its writer gave it."""
+    data = training.get("data")
+    known = data if isinstance(data, dict) else {}
+    return {"description": training.get("description"), **{key: known.get(key) for key in ("sensor", "acquired")}}
 
 
 def model_item(model: ServedModel, base: str) -> dict[str, Any]:

@@ -67,7 +67,8 @@ function modelHint(model) {
     model.head === "token"
       ? "Predicts all pixels of a patch at once, so a large stride is enough."
       : "Predicts one pixel per patch, so the time depends on the stride.";
-  return `Classes: ${listed}. ${needs} ${cost}`;
+  const sensor = model.sensor ? `Trained on ${model.sensor}${model.acquired ? ` of ${model.acquired.slice(0, 10)}` : ""}.` : "";
+  return [model.description, `Classes: ${listed}.`, sensor, needs, cost].filter(Boolean).join(" ");
 }
 
 function strideHint(stride, usual) {
