@@ -49,11 +49,11 @@ def write_enmap(folder: Path, values: np.ndarray, *, level: str = "L2A", image: 
     return folder
 
 
-def write_enmap_of(folder: Path, image: Path, nm: np.ndarray, gain: float) -> None:
-    """An EnMAP folder with a given image of bands at these wavelengths, none of them in an overlap."""
+def write_enmap_of(folder: Path, image: Path, nm: np.ndarray, gain: float, empty: tuple[int, ...] = ()) -> None:
+    """An EnMAP folder with a given image of bands at these wavelengths, none of them in an overlap, some `empty`."""
     folder.mkdir()
     shutil.copy(image, folder / f"{folder.name}-SPECTRAL_IMAGE.TIF")
-    (folder / f"{folder.name}-METADATA.XML").write_text(_enmap_xml("L2A", nm, (), (), gain))
+    (folder / f"{folder.name}-METADATA.XML").write_text(_enmap_xml("L2A", nm, (), empty, gain))
 
 
 def enmap_masks(rows: int, cols: int) -> dict[str, np.ndarray]:

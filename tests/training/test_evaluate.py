@@ -7,6 +7,7 @@ from sklearn.ensemble import RandomForestClassifier
 
 from hyperscene.errors import LabelsUnusable
 from hyperscene.model.bundle import DEMO_BUNDLE, load_bundle
+from hyperscene.service.mapping.band_view import match_manifest
 from hyperscene.training.data.datasets import LabelledFiles
 from hyperscene.training.data.synthetic import MATERIALS, SyntheticScene, make_scene
 from hyperscene.training.evaluate import classify_pixels, score, score_bundle, score_table
@@ -90,9 +91,11 @@ def test_the_demo_bundle_is_small_and_valid():
 @pytest.mark.slow
 def test_the_demo_bundle_is_far_better_than_a_random_forest_on_an_unseen_landscape():
     bundle = load_bundle(DEMO_BUNDLE)
-    cube, labels = make_scene(SyntheticScene(128, 128, 64, seed=77))
+    scene = SyntheticScene(128, 128, 64, seed=77)
+    cube, labels = make_scene(scene)
     valid = labels > 0
-    filled = np.where(valid[..., None], cube, np.array(bundle.manifest.nodata_fill, np.float32))
+    bands = match_manifest(scene.wavelengths_nm, scene.bands, bundle.manifest).bands
+    filled = np.where(valid[..., None], cube[..., bands], np.array(bundle.manifest.nodata_fill, np.float32))
     generator = np.random.default_rng(0)
     pixels = generator.permutation(np.argwhere(valid))
     trained, judged = pixels[:700], pixels[700:1300]

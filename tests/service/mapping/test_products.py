@@ -16,7 +16,7 @@ from rasterio.warp import transform as transform_points
 from rasterio.windows import Window
 
 from hyperscene.errors import OptionsUnusable, SceneIncomplete, SceneTooLarge, SceneUnreadable
-from hyperscene.model.bundle import load_bundle
+from hyperscene.model.bundle import DEMO_BUNDLE, load_bundle
 from hyperscene.service.mapping.engines import make_engine
 from hyperscene.service.mapping.ground import open_ground
 from hyperscene.service.mapping.options import MapOptions
@@ -25,6 +25,7 @@ from hyperscene.service.mapping.products import cube_files
 from hyperscene.service.mapping.products.containers import ArchiveLimits, unpack
 from hyperscene.service.mapping.products.product import OVERLAP, ReadOptions
 from hyperscene.service.mapping.scenes import open_pixels, open_scene, read_cube
+from hyperscene.training.data.synthetic import SyntheticScene, write_scene
 from tests.bundles import write_patch_bundle
 from tests.products import (
     EMIT_GOOD,
@@ -45,6 +46,7 @@ from tests.products import (
     write_desis,
     write_emit,
     write_enmap,
+    write_enmap_of,
     write_neon,
     write_pace,
     write_prisma,
@@ -430,6 +432,26 @@ def test_a_product_is_mapped_like_its_pixels_in_a_geotiff(tmp_path, small_bundle
     else:
         assert profile["crs"] is not None
         assert set(np.unique(classes)) == set(np.unique(expected))
+
+
+@pytest.mark.slow
+def test_the_demo_bundle_maps_an_enmap_product_with_empty_water_vapour_bands(tmp_path):
+    scene = SyntheticScene(96, 96, 224, seed=7)
+    write_scene(scene, tmp_path / "image.tif", tmp_path / "truth.tif")
+    nm = scene.wavelengths_nm
+    empty = np.flatnonzero(((nm > 1340) & (nm < 1460)) | ((nm > 1760) & (nm < 1960))) + 1
+    with rasterio.open(tmp_path / "image.tif", "r+") as image:
+        for band in empty:
+            image.write(np.full((96, 96), NODATA, np.int16), int(band))
+    write_enmap_of(tmp_path / ENMAP_STEM, tmp_path / "image.tif", nm, 0.0001, tuple(empty))
+    product = open_scene(tmp_path / ENMAP_STEM)
+    assert {band.number for band in product.dropped} == set(empty)
+    classes, _, summary = mapped(product, load_bundle(DEMO_BUNDLE), tmp_path / "map")
+    with rasterio.open(tmp_path / "truth.tif") as raster:
+        truth = raster.read(1)
+    np.testing.assert_array_equal(classes > 0, truth > 0)
+    assert (classes == truth)[truth > 0].mean() > 0.85
+    assert not [warning for warning in summary["warnings"] if "gaps" in warning]
 
 
 def test_mask_tif_tells_masked_from_missing(tmp_path, small_bundle):
