@@ -14,11 +14,13 @@ from hyperscene.service.api.documents import ZIP_NAME, StatusInfo, status_of
 from hyperscene.service.api.execution import file_response_when_finished
 from hyperscene.service.api.problems import JsonResponse, problems
 from hyperscene.service.api.results import ZIP_TYPE, accepts_zip
-from hyperscene.service.api.uploads import content_length, receive_form, upload_folder
-from hyperscene.service.jobs.admission import ALLOWED, JobRequest
+from hyperscene.service.api.uploads import MAX_FILES, content_length, receive_form, upload_folder
+from hyperscene.service.jobs.admission import ALLOWED, JobRequest, parse_masks
 from hyperscene.service.jobs.records import JobRecord
 
 router = APIRouter(tags=["maps"])
+
+MAX_MASK_LENGTH = 200
 
 OPTION_SCHEMAS: dict[str, dict[str, Any]] = {
     "model": {"type": "string", "description": "a name from /models; default: the default model", "example": "demo"},
@@ -41,6 +43,12 @@ OPTION_SCHEMAS: dict[str, dict[str, Any]] = {
         "default": "uint8",
         "description": "sample type of the stored probabilities; uint8 has steps of 1/254",
     },
+    "mask": {
+        "type": "string",
+        "description": "masks of a product that make pixels invalid, such as cloud,shadow,cirrus, or none; GET "
+        "/scenes/{id} lists those of a scene. Default: cloud and shadow, where the product has them",
+        "example": "cloud,shadow",
+    },
 }
 REQUEST_BODY: dict[str, Any] = {
     "requestBody": {
@@ -55,14 +63,15 @@ REQUEST_BODY: dict[str, Any] = {
                         "scene": {
                             "type": "array",
                             "minItems": 1,
-                            "maxItems": 2,
+                            "maxItems": MAX_FILES,
                             "items": {"type": "string", "format": "binary"},
-                            "description": "one GeoTIFF, or ENVI data and its header",
+                            "description": "one GeoTIFF, ENVI data and its header, or a product: a zip, a tar.gz, an "
+                            ".h5, .he5 or .nc file, or its image with METADATA.XML and its other files",
                         },
                         **OPTION_SCHEMAS,
                     },
                 },
-                "encoding": {"scene": {"contentType": "image/tiff, application/octet-stream"}},
+                "encoding": {"scene": {"contentType": "image/tiff, application/zip, application/octet-stream"}},
                 "example": {"scene": ["(the bytes of scene.tif)"], "stride_px": 4, "blend": "angle"},
             }
         },
@@ -92,9 +101,16 @@ def parse_options(fields: dict[str, Any]) -> JobRequest:
     model = fields.get("model")
     if model is not None and not isinstance(model, str):
         raise RequestUnusable("model must be a name from /models")
-    return JobRequest(model or None, _stride(fields.get("stride_px")), **{
-        name: fields[name] for name in ("blend", "probability_type") if name in fields
-    })  # fmt: skip
+    chosen = {name: fields[name] for name in ("blend", "probability_type") if name in fields}
+    return JobRequest(model or None, _stride(fields.get("stride_px")), **chosen, masks=_masks(fields.get("mask")))
+
+
+def _masks(value: Any) -> tuple[str, ...] | None:
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise RequestUnusable("mask must be text, such as cloud,shadow or none")
+    return parse_masks(value[:MAX_MASK_LENGTH])
 
 
 def _stride(value: Any) -> int:
@@ -159,7 +175,7 @@ async def classify(
     prefer: Prefer = None,
     accept: Accept = None,
 ) -> Response:
-    """Upload one GeoTIFF, or ENVI data and header, and get the class map.
+    """Upload one GeoTIFF, ENVI data and header, or a product, and get the class map.
 
     The job's URL is in `Location`. Closing the connection does not stop the job.
     """

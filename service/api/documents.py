@@ -25,7 +25,10 @@ OUTPUTS = {
     "summary": ("summary.json", "application/json", "Pixels, areas, settings and warnings"),
     "item": ("item.json", "application/geo+json", "STAC Item of the result"),
 }
-MEDIA_TYPES = {name: media_type for name, media_type, _ in OUTPUTS.values()}
+# Those of some maps only.
+OPTIONAL_OUTPUTS = {"mask": ("mask.tif", "image/tiff", "Why pixels have no class: no data, or a mask of the product")}
+ALL_OUTPUTS = OUTPUTS | OPTIONAL_OUTPUTS
+MEDIA_TYPES = {name: media_type for name, media_type, _ in ALL_OUTPUTS.values()}
 ZIP_NAME = "results.zip"
 ID_EXAMPLE = examples.ID
 
@@ -183,6 +186,19 @@ class SceneDocument(Document):
     type: str
     bands: int
     bad_bands: int
+    product: str | None = Field(None, description="name of the product, as all fields up to `map`: of a product only")
+    sensor: str | None = None
+    level: str | None = Field(None, description="of processing")
+    acquired: str | None = Field(None, description="date and time")
+    unit: str | None = None
+    dropped_bands: list[dict[str, Any]] | None = Field(
+        None, description="band, wavelength_nm and reason of each band that is not used"
+    )
+    available_masks: list[str] | None = Field(None, description="masks that the option `mask` may name")
+    masks: list[str] | None = Field(None, description="those that are used by default")
+    mask_shares: dict[str, float] | None = Field(None, description="share of the pixels in each available mask")
+    is_swath: bool | None = Field(None, description="whether the scene is in sensor geometry and its map on the ground")
+    map: dict[str, Any] | None = Field(None, description="rows, cols, crs and transform of the map of such a scene")
     band_numbers: list[int] | None = Field(None, description="numbers of the good bands in the file, from 1")
     wavelengths_nm: list[float] | None = None
     no_data: list[str]
@@ -356,7 +372,7 @@ def result_links(job: JobRecord, base: str) -> dict[str, dict[str, Any]]:
     """Every output by reference, as in OGC's results document."""
     return {
         output: {"href": f"{base}/jobs/{job.id}/results/{name}", "rel": "result", "type": media_type, "title": title}
-        for output, (name, media_type, title) in OUTPUTS.items()
+        for output, (name, media_type, title) in ALL_OUTPUTS.items()
     }
 
 

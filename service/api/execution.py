@@ -15,12 +15,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from hyperscene.errors import NotReady, ServiceError
 from hyperscene.service.api.context import CLIENT_CLOSED_REQUEST, Service, until_disconnected
-from hyperscene.service.api.documents import MEDIA_TYPES, OUTPUTS, ZIP_NAME, result_links
+from hyperscene.service.api.documents import ALL_OUTPUTS, MEDIA_TYPES, ZIP_NAME, result_links
 from hyperscene.service.api.job_watcher import ServerStopping
 from hyperscene.service.api.problems import JsonResponse
 from hyperscene.service.api.results import (
     ZIP_TYPE,
     file_response,
+    made_outputs,
     multipart_response,
     multipart_type,
     require_results,
@@ -39,7 +40,7 @@ MakeResponse = Callable[[JobRecord], Awaitable[Response]]
 class RequestedOutputs:
     """The outputs of an execute request, each by value, by reference or by default, raw or in a document."""
 
-    outputs: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(OUTPUTS))
+    outputs: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(ALL_OUTPUTS))
     response: str = "document"
 
     @property
@@ -58,17 +59,18 @@ class RequestedOutputs:
         if self.response == "document":
             return "application/json"
         if self.raw_output:
-            return OUTPUTS[self.raw_output][1]
+            return ALL_OUTPUTS[self.raw_output][1]
         return multipart_type(job) if self.has_parts else None
 
 
 async def results_response(service: Service, job: JobRecord, requested: RequestedOutputs, base: str) -> Response:
     """The requested outputs of a finished job."""
-    links = {name: link for name, link in result_links(job, base).items() if name in requested.outputs}
+    names = await asyncio.to_thread(made_outputs, service, job, requested.outputs)
+    links = {name: link for name, link in result_links(job, base).items() if name in names}
     if requested.response == "document":
         return JsonResponse(await asyncio.to_thread(_results_document, service, job, requested, links))
     if requested.raw_output:
-        return file_response(service, job, OUTPUTS[requested.raw_output][0])
+        return file_response(service, job, ALL_OUTPUTS[requested.raw_output][0])
     if requested.has_parts:
         return multipart_response(service, job, requested.outputs)
     response = Response(status_code=204)
@@ -83,7 +85,9 @@ def _results_document(
     """OGC's results document: links, and the values of outputs requested by value."""
     document: dict[str, Any] = dict(links)
     for name, mode in requested.outputs.items():
-        file, media_type, _ = OUTPUTS[name]
+        if name not in links:
+            continue
+        file, media_type, _ = ALL_OUTPUTS[name]
         path = service.settings.results_folder(job.id) / file
         try:
             if mode != "value" or path.stat().st_size > MAX_INLINE_BYTES:

@@ -27,9 +27,9 @@ from hyperscene.service.api.classify import (
 )
 from hyperscene.service.api.context import BaseDep, OwnerDep, Service, ServiceDep
 from hyperscene.service.api.documents import (
+    ALL_OUTPUTS,
     ID_EXAMPLE,
     OGC_RELATIONS,
-    OUTPUTS,
     PROCESS_ID,
     Conformance,
     LandingPage,
@@ -190,8 +190,8 @@ def _summary(base: str) -> dict[str, Any]:
 def _inputs(service: Service) -> dict[str, Any]:
     scene = {
         "title": "The scene",
-        "description": 'By reference: {"href": "/scenes/{id}"}, from POST /scenes; or the https:// or s3:// URL of a '
-        "COG, if this server may read it.",
+        "description": 'By reference: {"href": "/scenes/{id}"}, from POST /scenes, which takes GeoTIFF, ENVI and products; '
+        "or the https:// or s3:// URL of a COG, if this server may read it.",
         "minOccurs": 1,
         "maxOccurs": 1,
         "schema": {"type": "string", "contentMediaType": "image/tiff", "contentEncoding": "binary"},
@@ -212,7 +212,7 @@ def _inputs(service: Service) -> dict[str, Any]:
 
 def _outputs() -> dict[str, Any]:
     described = {}
-    for output, (name, media_type, title) in OUTPUTS.items():
+    for output, (name, media_type, title) in ALL_OUTPUTS.items():
         schema: dict[str, Any] = {"type": "object", "contentMediaType": media_type}
         if not media_type.endswith("json"):
             encoding = "binary" if media_type.startswith("image/") else "8bit"
@@ -274,10 +274,10 @@ def _parse_execution(body: Any) -> Execution:
 
 def _requested_outputs(execution: Execution) -> RequestedOutputs:
     for name in execution.outputs or {}:
-        if name not in OUTPUTS:
-            raise RequestUnusable(f"there is no output {name[:100]!r}; the outputs are {', '.join(OUTPUTS)}")
+        if name not in ALL_OUTPUTS:
+            raise RequestUnusable(f"there is no output {name[:100]!r}; the outputs are {', '.join(ALL_OUTPUTS)}")
     modes: dict[str, str | None] = {name: output.transmissionMode for name, output in (execution.outputs or {}).items()}
-    return RequestedOutputs(modes or dict.fromkeys(OUTPUTS), execution.response)
+    return RequestedOutputs(modes or dict.fromkeys(ALL_OUTPUTS), execution.response)
 
 
 def _submit(
@@ -323,6 +323,7 @@ def _matches(job: JobRecord, job_request: JobRequest, requested: RequestedOutput
     return (
         job.model == (job_request.model or job.model)
         and all(job.options[name] == value for name, value in options.items() if value)
+        and (job_request.masks is None or job.options.get("mask", []) == [*job_request.masks])
         and job.execution == asdict(requested)
     )
 

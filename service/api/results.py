@@ -11,14 +11,15 @@ from typing import Any, BinaryIO
 from fastapi import Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
-from hyperscene.errors import NoSuchJob, ResultNotReady
+from hyperscene.errors import NoSuchJob, NoSuchResult, ResultNotReady
 from hyperscene.service.api import examples
 from hyperscene.service.api.context import Service, cache_headers, is_not_modified
-from hyperscene.service.api.documents import MEDIA_TYPES, OUTPUTS, ZIP_NAME, job_error
+from hyperscene.service.api.documents import ALL_OUTPUTS, MEDIA_TYPES, OPTIONAL_OUTPUTS, ZIP_NAME, job_error
 from hyperscene.service.jobs.records import JobRecord
 
 ZIP_TYPE = "application/zip"
 READ_BYTES = 1 << 20
+OPTIONAL_FILES = {name for name, _, _ in OPTIONAL_OUTPUTS.values()}
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 FILES: dict[str, Any] = {  # the results by media type, for the OpenAPI document
     media_type: (
@@ -64,6 +65,8 @@ def file_response(service: Service, job: JobRecord, name: str, request: Request 
     try:
         found = path.stat()
     except OSError as error:
+        if name in OPTIONAL_FILES and path.parent.is_dir():
+            raise NoSuchResult(f"the map of job {job.id} has no {name}: its scene is no product with masks") from error
         raise results_removed(job) from error
     if request is not None and request.method == "HEAD":  # Range applies to GET only
         headers |= {"Content-Length": str(found.st_size), "Accept-Ranges": "bytes"}
@@ -75,7 +78,7 @@ def zip_response(service: Service, job: JobRecord, request: Request | None = Non
     """All result files in one zip, created while it is sent."""
     headers = {"Content-Disposition": f'attachment; filename="{ZIP_NAME}"'}
     is_head = request is not None and request.method == "HEAD"
-    chunks = iter(()) if is_head else zip_files(open_results(service, job, OUTPUTS))
+    chunks = iter(()) if is_head else zip_files(open_results(service, job, ALL_OUTPUTS))
     return StreamingResponse(chunks, media_type=ZIP_TYPE, headers=headers)
 
 
@@ -86,7 +89,7 @@ def multipart_response(service: Service, job: JobRecord, outputs: Iterable[str])
 
     def chunks() -> Iterator[bytes]:
         for output, file in files.items():
-            media_type = OUTPUTS[output][1]
+            media_type = ALL_OUTPUTS[output][1]
             yield f"--{boundary}\r\nContent-Type: {media_type}\r\nContent-ID: {output}\r\n\r\n".encode()
             with file:
                 while data := file.read(READ_BYTES):
@@ -125,11 +128,18 @@ class _Pipe:
         return data
 
 
+def made_outputs(service: Service, job: JobRecord, outputs: Iterable[str]) -> list[str]:
+    """The outputs without those that this job's map does not have."""
+    folder = service.settings.results_folder(job.id)
+    return [name for name in outputs if name not in OPTIONAL_OUTPUTS or (folder / ALL_OUTPUTS[name][0]).is_file()]
+
+
 def open_results(service: Service, job: JobRecord, outputs: Iterable[str]) -> dict[str, BinaryIO]:
     """Open result files: a response stays complete even if the job is dismissed while it is sent."""
     folder = service.settings.results_folder(job.id)
     try:
-        return {output: (folder / OUTPUTS[output][0]).open("rb") for output in outputs}
+        made = made_outputs(service, job, outputs)
+        return {output: (folder / ALL_OUTPUTS[output][0]).open("rb") for output in made}
     except OSError as error:
         raise results_removed(job) from error
 
@@ -139,7 +149,7 @@ def zip_files(files: dict[str, BinaryIO]) -> Iterator[bytes]:
     pipe = _Pipe()
     with zipfile.ZipFile(pipe, "w", zipfile.ZIP_STORED) as archive:  # type: ignore[call-overload]
         for output, file in files.items():
-            entry = zipfile.ZipInfo(OUTPUTS[output][0], time.gmtime(os.fstat(file.fileno()).st_mtime)[:6])
+            entry = zipfile.ZipInfo(ALL_OUTPUTS[output][0], time.gmtime(os.fstat(file.fileno()).st_mtime)[:6])
             entry.external_attr = 0o644 << 16
             with file, archive.open(entry, "w", force_zip64=True) as target:
                 while data := file.read(READ_BYTES):

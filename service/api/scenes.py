@@ -12,7 +12,14 @@ from hyperscene.errors import RequestUnusable
 from hyperscene.service.api.context import BaseDep, OwnerDep, Service, ServiceDep
 from hyperscene.service.api.documents import ID_EXAMPLE, SceneDocument, scene_of
 from hyperscene.service.api.problems import JsonResponse, problems
-from hyperscene.service.api.uploads import content_length, read_json, receive_file, receive_form, upload_folder
+from hyperscene.service.api.uploads import (
+    MAX_FILES,
+    content_length,
+    read_json,
+    receive_file,
+    receive_form,
+    upload_folder,
+)
 from hyperscene.service.jobs.records import SceneRecord
 
 router = APIRouter(tags=["scenes"])
@@ -33,13 +40,21 @@ BODY: dict[str, Any] = {
                 },
                 "example": {"href": "https://example.org/scenes/line-7.tif"},
             },
+            "application/zip": {
+                "schema": {"type": "string", "format": "binary"},
+                "example": "(the bytes of a product)",
+            },
             "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
                     "required": ["scene"],
                     "properties": {
-                        "scene": {"type": "array", "maxItems": 2, "items": {"type": "string", "format": "binary"}}
+                        "scene": {
+                            "type": "array",
+                            "maxItems": MAX_FILES,
+                            "items": {"type": "string", "format": "binary"},
+                        }
                     },
                 }
             },
@@ -62,7 +77,8 @@ async def upload_scene(
     base: BaseDep,
     content_disposition: Annotated[str | None, Header(description="filename= is the name of a raw body")] = None,
 ) -> Response:
-    """Upload a scene and map it later: a GeoTIFF as the body, or GeoTIFF or ENVI files in the multipart field `scene`.
+    """Upload a scene and map it later: a GeoTIFF, a zip, tar.gz or HDF5 file as the body, or files in the multipart field
+    `scene`: a GeoTIFF, ENVI data and header, or those of a product.
 
     A scene on another host is not uploaded: send its URL as JSON, {"href": ...}.
     """
@@ -106,7 +122,7 @@ async def _created_response(scene: SceneRecord, service: Service, base: str) -> 
 
 @router.get("/scenes/{scene_id}", summary="Metadata of a scene", responses=problems(404))
 async def show_scene(scene_id: SceneId, service: ServiceDep, owner: OwnerDep, base: BaseDep) -> SceneDocument:
-    """Size, bands, wavelengths, CRS, warnings, and whether each model matches its bands."""
+    """Size, bands, wavelengths, CRS, product, masks, warnings, and whether each model matches its bands."""
     scene = await asyncio.to_thread(service.admission.find_scene, scene_id, owner)
     return scene_of(scene, service.admission.matches(scene), base)
 

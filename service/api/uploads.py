@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 WRITE_BYTES = 1 << 20
-MAX_PARTS = 16
+MAX_FILES = 32  # an EnMAP product has 17
+MAX_PARTS = MAX_FILES + 16
 MAX_FIELD_BYTES = 4096
 MAX_JSON_BYTES = 256 << 10
 FILE_FIELD = "scene"

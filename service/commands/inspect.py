@@ -7,8 +7,6 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from rasterio.windows import Window
-
 from hyperscene.errors import BandsMissing
 from hyperscene.json_text import json_text
 from hyperscene.model.bundle import DEMO_BUNDLE, Bundle, read_bundle
@@ -24,17 +22,15 @@ from hyperscene.service.mapping.band_view import (
     unit_warning,
     view_scene,
 )
-from hyperscene.service.mapping.describe import describe_header
+from hyperscene.service.mapping.describe import describe_header, mask_shares
 from hyperscene.service.mapping.engine_health import checking_device
 from hyperscene.service.mapping.engines import check_bundle
 from hyperscene.service.mapping.pictures import write_quicklook
-from hyperscene.service.mapping.products.masks import open_masks
 from hyperscene.service.mapping.scenes import Scene
 
 LABEL_WIDTH = 13
 # Larger scenes are not read as a whole to count valid pixels; the share is estimated from some rows.
 COUNTED_SAMPLES = 500_000_000
-MASK_ROWS = 512
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +79,7 @@ def describe_scene(scene: Scene, bundle: Bundle) -> dict[str, Any]:
         "values": None if not spectra.size else [float(spectra.min()), float(spectra.max())],
         "valid_share": round(share, 6),
         "valid_share_is_exact": is_exact,
-        "mask_shares": _mask_shares(scene),
+        "mask_shares": mask_shares(scene),
         "bundle": bundle.manifest.name,
         "match": match,
         "fit": fit,
@@ -131,18 +127,6 @@ def _sample(view: BandView) -> tuple[float, bool, Any]:
             int(pixels.read(top, min(top + step, scene.rows)).valid.sum()) for top in range(0, scene.rows, step)
         )
     return valid / (scene.rows * scene.cols), True, spectra
-
-
-def _mask_shares(scene: Scene) -> dict[str, float]:
-    """The share of pixels in each kind of mask that the product has; kinds may overlap."""
-    shares = {}
-    for kind in scene.mask_kinds:
-        masked = 0
-        with open_masks([layer for layer in scene.layers if layer.kind == kind]) as masks:
-            for top in range(0, scene.rows, MASK_ROWS):
-                masked += int(masks.is_masked(Window(0, top, scene.cols, min(MASK_ROWS, scene.rows - top))).sum())
-        shares[kind] = round(masked / (scene.rows * scene.cols), 6)
-    return shares
 
 
 def _match_text(view: BandView, bundle: Bundle) -> str:

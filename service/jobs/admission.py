@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from shutil import disk_usage, rmtree
@@ -37,16 +37,28 @@ from hyperscene.service.jobs.estimates import Estimates
 from hyperscene.service.jobs.inspector import MAX_REMOTE, Inspector
 from hyperscene.service.jobs.models import Models, ServedModel
 from hyperscene.service.jobs.previews import Previews
-from hyperscene.service.jobs.received_files import ReceivedFile, clean_name, name_scene_files, with_sent_names
+from hyperscene.service.jobs.received_files import (
+    ARCHIVES,
+    PRODUCT_FOLDER,
+    ReceivedFile,
+    clean_name,
+    name_scene_files,
+    with_sent_names,
+)
 from hyperscene.service.jobs.records import JobRecord, SceneRecord, new_id
 from hyperscene.service.jobs.store import Store, check_waiting
 from hyperscene.service.jobs.supervisor import Supervisor
 from hyperscene.service.mapping.band_view import fit_text, match_manifest
 from hyperscene.service.mapping.blend import BLENDS, Blend
 from hyperscene.service.mapping.options import MAX_STRIP_PX, STRIDES, MapOptions
+from hyperscene.service.mapping.products.containers import ArchiveLimits
+from hyperscene.service.mapping.products.masks import choose_kinds, parse_masks
 from hyperscene.service.mapping.remote import address_of, allowed_path
 from hyperscene.service.mapping.strips import PROBABILITY_TYPES, ProbabilityType
 from hyperscene.service.settings import Settings
+
+# Re-exported for the routes, which must not import the mapping layer.
+__all__ = ["ALLOWED", "Admission", "JobRequest", "match_model", "parse_masks"]
 
 log = logging.getLogger("hyperscene.admission")
 
@@ -74,6 +86,7 @@ class JobRequest:
     stride_px: int = 0
     blend: Blend = "angle"
     probability_type: ProbabilityType = "uint8"
+    masks: tuple[str, ...] | None = None  # kinds that make pixels invalid; None: the product's default
 
 
 class Admission:
@@ -193,10 +206,13 @@ class Admission:
     def receive_scene(self, folder: Path, files: list[ReceivedFile], owner: str, *, is_temporary: bool) -> SceneRecord:
         """Inspect a received scene and move it into the data folder, flushed to disk; it is not in the store yet."""
         data = name_scene_files(files)
+        sent, size_bytes = data, sum(file.size_bytes for file in files)
         try:
+            if data.path.name in ARCHIVES.values():
+                data, size_bytes = self._unpacked(data)
             document = self._inspector.inspect_scene(data.path, self._settings.limits)
         except ServiceError as error:
-            raise error_from_code(error.code, with_sent_names(str(error), data, files)) from error
+            raise error_from_code(error.code, with_sent_names(str(error), sent, files)) from error
         flush_folder(folder)
         now, scene_id = time.time(), folder.name
         target = self._settings.scene_folder(scene_id)
@@ -207,12 +223,22 @@ class Admission:
             owner=owner,
             name=clean_name(data.name),
             file=data.path.name,
-            size_bytes=sum(file.size_bytes for file in files),
+            size_bytes=size_bytes,
             created=now,
             expires=now + self._settings.keep_scenes_s,
             document=document,
             is_temporary=is_temporary,
         )
+
+    def _unpacked(self, archive: ReceivedFile) -> tuple[ReceivedFile, int]:
+        """The folder of an archive's files instead of the archive, and their bytes."""
+        settings, folder = self._settings, archive.path.with_name(PRODUCT_FOLDER)
+        # What is unpacked is stored like an upload, and has its limit.
+        most = min(int(settings.max_upload_bytes), int(settings.max_unpacked_bytes))
+        limits = ArchiveLimits(unpacked_bytes=most, kept_bytes=int(settings.min_free_bytes))
+        size_bytes = self._inspector.unpack(archive.path, folder, limits)
+        archive.path.unlink()
+        return replace(archive, path=folder), size_bytes
 
     def reference_scene(self, href: str, owner: str, *, is_temporary: bool) -> SceneRecord:
         """Inspect a scene that stays on another host; it is not in the store yet."""
@@ -313,6 +339,7 @@ class Admission:
         """Add a job for a scene that is in the store, or that is added with it."""
         with self.removed_on_error(scene) if is_new_scene else nullcontext():
             model, options = self.check(scene, request)
+            masks = chosen_masks(scene, request.masks)
             estimated_s = self._estimates.seconds(scene, model, options)
             now = time.time()
             job = JobRecord(
@@ -321,7 +348,7 @@ class Admission:
                 scene_id=scene.id,
                 scene_name=scene.name,
                 model=model.name,
-                options=asdict(options),
+                options=asdict(options) | masks,
                 status="accepted",
                 created=now,
                 updated=now,
@@ -377,6 +404,13 @@ def _try_again(why: str, seconds: float) -> QueueFull:
     error = QueueFull(f"{why}: try again in {after_s} s")
     error.headers = {"Retry-After": str(after_s)}
     return error
+
+
+def chosen_masks(scene: SceneRecord, kinds: tuple[str, ...] | None) -> dict[str, Any]:
+    """The option of a job that says which masks of the scene's product are used; none for a scene without masks."""
+    available = scene.document.get("available_masks", [])
+    chosen = choose_kinds(available, kinds)
+    return {"mask": [*chosen]} if available else {}
 
 
 def match_model(scene: SceneRecord, model: ServedModel) -> BandMatch:

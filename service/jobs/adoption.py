@@ -124,7 +124,7 @@ def _sweep_job(settings: Settings, store: Store, folder: Path, status: str | Non
 
 def _adopt_scene(settings: Settings, store: Store, folder: Path) -> None:
     scene = _read(folder, SCENES)
-    if scene is not None and (scene.href is not None or (folder / scene.file).is_file()):
+    if scene is not None and (scene.href is not None or (folder / scene.file).exists()):
         store.adopt(scene)
         log.error("the store did not know the scene %s (%s): adopted from its folder", scene.id, LOST)
     elif all(path.name == PREVIEWS_FOLDER for path in folder.iterdir()):  # a preview of a scene that was removed

@@ -69,8 +69,8 @@ def our_folders(folder: Path) -> list[Path]:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush the files of a folder to disk, so that they survive a power cut."""
-    for path in [*folder.iterdir(), folder]:
+    """Flush the files of a folder, and of the folders in it, to disk, so that they survive a power cut."""
+    for path in [*folder.rglob("*"), folder]:
         flush(path)
 
 

@@ -273,8 +273,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _document_grid(document: dict[str, Any]) -> Grid:
-    crs = None if document["crs"] is None else CRS.from_string(document["crs"])
-    return make_grid(document["rows"], document["cols"], crs, Affine(*document["transform"]))
+    grid = document.get("map", document)  # of a scene in sensor geometry: the grid of its map
+    crs = None if grid["crs"] is None else CRS.from_string(grid["crs"])
+    return make_grid(grid["rows"], grid["cols"], crs, Affine(*grid["transform"]))
 
 
 def _read_own(job: JobRecord, paths: tuple[Path, ...], work: Callable[[], Result]) -> Result:

@@ -7,11 +7,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from rasterio.windows import Window
+
+from hyperscene.errors import SceneUnreadable
 from hyperscene.service.jobs.bounded_pool import BoundedPool
 from hyperscene.service.jobs.sandbox import Sandbox, SandboxLimits, serve
+from hyperscene.service.mapping.ground import NONE, open_ground
 from hyperscene.service.mapping.limits import Limits
 from hyperscene.service.mapping.remote import is_remote
-from hyperscene.service.mapping.scenes import open_pixels, open_scene
+from hyperscene.service.mapping.scenes import open_scene, read_spectrum
 
 LIMITS = SandboxLimits(
     seconds=20.0,
@@ -26,7 +30,7 @@ MAX_REQUESTS = 16
 
 
 class PixelReader:
-    """Reads spectra of scenes."""
+    """Reads spectra of scenes; a pixel of a scene in sensor geometry is that of its map."""
 
     def __init__(self) -> None:
         self._sandbox = Sandbox(__name__, PROCESSES, LIMITS)
@@ -51,8 +55,17 @@ def _read(request: dict[str, Any]) -> dict[str, Any]:
     scene = open_scene(
         Path(request["scene"]), Limits(**request["limits"]), counts_packed=False, version=request["version"]
     )
-    with open_pixels(scene) as pixels:
-        return {"values": [value if value == value else None for value in pixels.spectrum(*request["pixel"]).tolist()]}
+    row, col = request["pixel"]
+    if scene.ground is not None:  # a pixel of the map
+        with open_ground(scene) as (_, lookup):
+            index = int(lookup.find(Window(col, row, 1, 1))[0, 0])
+        if index == NONE:
+            return {"values": [None] * len(scene.bands)}
+        row, col = divmod(index, scene.cols)
+    values = read_spectrum(scene, row, col)
+    if values is None:
+        raise SceneUnreadable(f"{LIMITS.doing}: {LIMITS.reason}")
+    return {"values": [value if value == value else None for value in values.tolist()]}
 
 
 if __name__ == "__main__":

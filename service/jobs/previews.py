@@ -31,6 +31,7 @@ from hyperscene.service.jobs.store import Store
 from hyperscene.service.mapping.engines import cores
 from hyperscene.service.mapping.limits import Limits
 from hyperscene.service.mapping.pictures import Bands, choose_bands, write_picture
+from hyperscene.service.mapping.products.product import ReadOptions
 from hyperscene.service.mapping.scenes import open_scene
 from hyperscene.service.settings import PREVIEWS_FOLDER, Settings
 
@@ -277,7 +278,12 @@ def chosen_bands(scene: SceneRecord, bands: Bands | None) -> Bands:
 
 def _make_picture(request: dict[str, Any]) -> dict[str, Any]:
     scene = open_scene(
-        Path(request["scene"]), Limits(**request["limits"]), counts_packed=False, version=request["version"]
+        Path(request["scene"]),
+        Limits(**request["limits"]),
+        counts_packed=False,
+        version=request["version"],
+        options=ReadOptions(masks=()),  # clouds are shown
+        work=Path(request["folder"]),
     )
     red, green, blue = request["bands"]
     return {"picture": str(write_picture(scene, (red, green, blue), Path(request["folder"]), cores()))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,15 @@ from hyperscene.service.mapping.scene_files import ENVI_SUFFIXES, FORMATS, TIFF_
 
 MAX_NAME_LENGTH = 255
 HEADER_NAME = "scene.hdr"  # every ENVI header is stored under this name
+# Sensor modules recognise a product by the names of its files: these are kept, if they are plain, in a folder of ours.
+PRODUCT_FOLDER = "product"
+PRODUCT_FILE = re.compile(r"[A-Za-z0-9][\w.+-]{0,200}\.(tiff?|xml|hdr|h5|he5|hdf5?|nc4?)", re.ASCII | re.IGNORECASE)
+PRODUCT_KEY = re.compile(r".+(METADATA\.XML|SPECTRAL_IMAGE\.HDR)", re.IGNORECASE)
+HDF5_SUFFIXES = (".h5", ".he5", ".hdf", ".hdf5", ".nc", ".nc4")
+ARCHIVES = {"zip": "scene.zip", "tar": "scene.tar", "gzip": "scene.tar.gz"}  # the name of each kind on disk
+ZIP_MAGIC, GZIP_MAGIC, HDF5_MAGIC = b"PK\3\4", b"\x1f\x8b", b"\x89HDF"
+ARRAY_MAGIC = (b"\x93NUM", b"MATL")
+PRODUCTS = "or a product: a zip, a tar.gz, an .h5, .he5 or .nc file, or the image with METADATA.XML and its other files"
 
 
 @dataclass(frozen=True)
@@ -23,15 +33,24 @@ class ReceivedFile:
 
 
 def name_scene_files(files: list[ReceivedFile]) -> ReceivedFile:
-    """Give the files of a scene the names that GDAL expects; returns the data file. Sidecars are refused."""
+    """Give the files of a scene the names that its reader expects; returns what to open. Sidecars are refused."""
     for file in files:
         if file.size_bytes == 0:
             raise SceneUnreadable(f"{clean_name(file.name)} is empty: send {FORMATS}")
+        if file.start in ARRAY_MAGIC or Path(file.name).suffix.lower() in (".npy", ".mat"):
+            raise SceneUnreadable(
+                f"{clean_name(file.name)} is a plain array, which is mapped by `hyperscene classify` only: save it as "
+                f"{FORMATS}"
+            )
     ordered = sorted(files, key=_kind)
     match [_kind(file) for file in ordered]:
         case ["GeoTIFF"]:
             return _renamed(ordered[0], "scene.tif")
-        case ["ENVI data", "ENVI header"] | ["ENVI header", "other"]:
+        case ["zip" | "tar" | "gzip" as kind]:
+            return _renamed(ordered[0], ARCHIVES[kind])
+        case ["HDF5"] if not (PRODUCT_FILE.fullmatch(ordered[0].name) and _has_hdf5_name(ordered[0])):
+            return _renamed(ordered[0], "scene.h5")
+        case ["ENVI data", "ENVI header"] | ["ENVI header", "other" | "gzip" | "HDF5" | "tar" | "zip"]:
             header, data = sorted(ordered, key=lambda file: file.start != b"ENVI")
             _renamed(header, HEADER_NAME)
             return _renamed(data, "scene.img")
@@ -41,8 +60,31 @@ def name_scene_files(files: list[ReceivedFile]) -> ReceivedFile:
             )
         case ["ENVI data"]:
             raise SceneIncomplete(f"{clean_name(files[0].name)} is ENVI data without its header: send both as `scene`")
+    if _is_product(ordered):
+        return _in_product_folder(ordered)
     names = ", ".join(clean_name(file.name) for file in files[:4]) or "nothing"
-    raise SceneUnreadable(f"a scene is one GeoTIFF, or ENVI data and its header, and nothing else; found {names}")
+    raise SceneUnreadable(
+        f"a scene is one GeoTIFF, or ENVI data and its header, {PRODUCTS}, and nothing else; found {names}"
+    )
+
+
+def _is_product(files: list[ReceivedFile]) -> bool:
+    """Whether the files may be one product: plain names, at least one that describes the others, or all HDF5."""
+    names = {file.name.lower() for file in files}
+    are_plain = len(names) == len(files) > 0 and all(PRODUCT_FILE.fullmatch(file.name) for file in files)
+    kinds = {_kind(file) for file in files}
+    is_described = kinds <= {"GeoTIFF", "ENVI header", "XML"} and any(PRODUCT_KEY.fullmatch(name) for name in names)
+    return are_plain and (kinds == {"HDF5"} or is_described)
+
+
+def _in_product_folder(files: list[ReceivedFile]) -> ReceivedFile:
+    """Move the files into a folder under their own names; returns the folder, under the name of the largest file."""
+    folder = files[0].path.with_name(PRODUCT_FOLDER)
+    folder.mkdir()
+    for file in files:
+        file.path.rename(folder / file.name)
+    largest = max(files, key=lambda file: file.size_bytes)
+    return ReceivedFile(folder, largest.name, b"", sum(file.size_bytes for file in files))
 
 
 def _kind(file: ReceivedFile) -> str:
@@ -51,12 +93,29 @@ def _kind(file: ReceivedFile) -> str:
         return "GeoTIFF"
     if file.start == b"ENVI":
         return "ENVI header"
-    return "ENVI data" if Path(file.name).suffix.lower() in ENVI_SUFFIXES else "other"
+    suffix = Path(file.name).suffix.lower()
+    if file.start == ZIP_MAGIC:
+        return "zip"
+    if file.start.startswith(GZIP_MAGIC) and suffix not in ENVI_SUFFIXES:
+        return "gzip"
+    if file.start == HDF5_MAGIC or _has_hdf5_name(file):
+        return "HDF5"
+    if suffix == ".xml" and PRODUCT_KEY.fullmatch(file.name):
+        return "XML"
+    if suffix == ".tar":
+        return "tar"
+    return "ENVI data" if suffix in ENVI_SUFFIXES else "other"
+
+
+def _has_hdf5_name(file: ReceivedFile) -> bool:
+    return Path(file.name).suffix.lower() in HDF5_SUFFIXES
 
 
 def with_sent_names(text: str, data: ReceivedFile, files: list[ReceivedFile]) -> str:
     """A message with the file names as they were sent."""
-    for file in files:
+    if data.path.name in ARCHIVES.values():
+        return text.replace(data.path.name, clean_name(data.name))
+    for file in [] if data.path.name == PRODUCT_FOLDER else files:
         name = HEADER_NAME if file.start == b"ENVI" else data.path.name
         text = text.replace(name, clean_name(file.name))
     return text

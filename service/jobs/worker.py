@@ -39,7 +39,8 @@ from hyperscene.service.mapping.classify import MapProgress, RunControl, Workers
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.pipeline import map_scene
 from hyperscene.service.mapping.prefetch import Cancelled, Stop
-from hyperscene.service.mapping.scenes import open_scene
+from hyperscene.service.mapping.products.product import CubeImage, ReadOptions
+from hyperscene.service.mapping.scenes import Scene, open_pixels, open_scene
 from hyperscene.service.settings import Settings
 
 log = logging.getLogger("hyperscene.worker")
@@ -169,7 +170,12 @@ class Worker:
         self._is_remote = scene_record.href is not None
         in_flight.record([OPENING])
         path, stop = data_path(settings, scene_record), Stop(self._cancelled)
-        scene = open_scene(path, settings.limits, version=version_of(scene_record), stop=stop)
+        # Cubes that have to be rewritten are written here; the folder goes with the attempt.
+        work = settings.job_folder(job.id) / f"attempt-{job.token}-work"
+        options = {name: value for name, value in job.options.items() if name != "mask"}
+        read = ReadOptions(None if (masks := job.options.get("mask")) is None else tuple(masks))
+        version = version_of(scene_record)
+        scene = open_scene(path, settings.limits, version=version, options=read, work=work, stop=stop)
         assert self._compute is not None
         if self._device == CLUSTER:
             in_flight.record([])  # waiting for a cluster may take long, and crashes nothing
@@ -184,8 +190,9 @@ class Worker:
         self._progress = JobProgress(job.progress)
         strips = settings.strips_folder(job.id)
         control = RunControl(self._progress.report, self._cancelled, strips, in_flight.record)
-        named, options = replace(scene, name=job.scene_name), MapOptions(**job.options)
-        summary = map_scene(named, bundle, engine, attempt, options, control, job.id)
+        self._rewrite(scene, work, stop)
+        named = replace(scene, name=job.scene_name)
+        summary = map_scene(named, bundle, engine, attempt, MapOptions(**options), control, job.id)
         flush_folder(attempt)
         self._retry_write(lambda: self._store_events(job))
         with suppress(ServiceError):  # a short job may end before its first heartbeat
@@ -194,6 +201,22 @@ class Worker:
             raise Cancelled
         drop_work(settings, job.id)
         log.info("successful", extra={"worker": self._name, "seconds": summary["seconds"]["total"]})
+
+    def _rewrite(self, scene: Scene, work: Path, stop: Stop) -> None:
+        """Rewrite a product's cubes that cannot be read by rows, before they are mapped; others are opened only."""
+        if not isinstance(scene.image, CubeImage):
+            return
+
+        def report(done: int, total: int) -> None:
+            stop.raise_if_cancelled()
+            self._progress.pause()
+
+        try:
+            work.mkdir()
+        except OSError as error:
+            raise write_error(error) from error
+        with open_pixels(scene, report):
+            pass
 
     def _succeed(self, job: JobRecord, summary: dict[str, Any], attempt: Path) -> bool:
         results = self._settings.results_folder(job.id)
@@ -245,7 +268,8 @@ class Worker:
 
     def _leave(self, job: JobRecord, current: JobRecord | None) -> None:
         """Remove our files of a job that was dismissed, or that another worker has now."""
-        rmtree(self._settings.job_folder(job.id) / f"attempt-{job.token}", ignore_errors=True)
+        for path in self._settings.job_folder(job.id).glob(f"attempt-{job.token}*"):
+            rmtree(path, ignore_errors=True)
         if current is None or current.status == "dismissed":
             rmtree(self._settings.job_folder(job.id), ignore_errors=True)
         log.info("left: %s", current.status if current else "expired", extra={"worker": self._name})

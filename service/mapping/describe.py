@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from rasterio.windows import Window
+
+from hyperscene.service.mapping.ground import open_ground
+from hyperscene.service.mapping.limits import Limits
 from hyperscene.service.mapping.options import STRIDES
+from hyperscene.service.mapping.products.masks import open_masks
 from hyperscene.service.mapping.scenes import Scene
 
+MASK_ROWS = 256
 FORMAT_NAMES = {"GTiff": "GeoTIFF", "ENVI": "ENVI", "HDF5": "HDF5"}
 
 
@@ -38,6 +44,7 @@ def describe_header(scene: Scene) -> dict[str, Any]:
 def describe_product(scene: Scene) -> dict[str, Any]:
     """What is known of a scene from its product, and the bands that are not used; without what is unknown."""
     known = {
+        "product": scene.name if scene.sensor else "",
         "sensor": scene.sensor,
         "level": scene.level,
         "acquired": scene.acquired,
@@ -50,6 +57,28 @@ def describe_product(scene: Scene) -> dict[str, Any]:
         ],
     }
     return {name: value for name, value in known.items() if value}
+
+
+def describe_ground(scene: Scene, limits: Limits) -> dict[str, Any]:
+    """The grid of the map of a scene in sensor geometry; nothing for other scenes."""
+    if scene.ground is None:
+        return {}
+    with open_ground(scene) as (placed, _):
+        limits.check_size(f"the map of {scene.name}", placed.rows, placed.cols, len(scene.bands))
+        crs = None if placed.crs is None else placed.crs.to_string()
+        return {"map": {"rows": placed.rows, "cols": placed.cols, "crs": crs, "transform": [*placed.transform][:6]}}
+
+
+def mask_shares(scene: Scene) -> dict[str, float]:
+    """The share of pixels in each kind of mask that the product has; kinds may overlap."""
+    shares = {}
+    for kind in scene.mask_kinds:
+        masked = 0
+        with open_masks([layer for layer in scene.layers if layer.kind == kind]) as masks:
+            for top in range(0, scene.rows, MASK_ROWS):
+                masked += int(masks.is_masked(Window(0, top, scene.cols, min(MASK_ROWS, scene.rows - top))).sum())
+        shares[kind] = round(masked / (scene.rows * scene.cols), 6)
+    return shares
 
 
 def _length(x: float, y: float) -> float:

@@ -13,6 +13,7 @@ from rasterio.windows import Window
 from hyperscene.errors import write_error
 from hyperscene.service.mapping.band_view import all_bands_view, sample_pixels
 from hyperscene.service.mapping.gdal import GDAL_ERRORS
+from hyperscene.service.mapping.ground import lay_out, open_ground
 from hyperscene.service.mapping.png import png_of_colors
 from hyperscene.service.mapping.rasters import (
     GDAL_ENV,
@@ -85,7 +86,10 @@ def write_quicklook(scene: Scene, path: Path) -> None:
 
 
 def write_picture(scene: Scene, bands: Bands, folder: Path, threads: int = 1) -> Path:
-    """Write bands of a scene as a COG, stretched between percentiles to 1..255; 0 is no data."""
+    """Write bands of a scene as a COG, stretched between percentiles to 1..255; 0 is no data.
+
+    A scene in sensor geometry is laid out on the ground, on the grid of its map.
+    """
     narrowed = scene.narrowed(np.array([scene.bands.index(band) for band in bands]))
     plain = plain_name(folder, PICTURE_NAME)
     with all_bands_view(narrowed).open() as pixels:
@@ -104,6 +108,9 @@ def write_picture(scene: Scene, bands: Bands, folder: Path, threads: int = 1) ->
                 declare_nodata(plain, NO_DATA)
         except GDAL_ERRORS as error:
             raise write_error(error) from error
+    if scene.ground is not None:
+        with open_ground(scene) as (placed, lookup):
+            lay_out(plain, placed, lookup, scene.cols)
     optimise(folder, PICTURE_NAME, threads)
     return folder / PICTURE_NAME
 

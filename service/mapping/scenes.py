@@ -33,7 +33,7 @@ from hyperscene.service.mapping.products.masks import MaskReader, choose_layers,
 from hyperscene.service.mapping.products.product import CubeImage, MaskLayer, Product, ReadOptions
 from hyperscene.service.mapping.remote import address_of, fingerprint, is_remote
 from hyperscene.service.mapping.remote_file import open_remote, replaced
-from hyperscene.service.mapping.samples import is_nodata, open_samples
+from hyperscene.service.mapping.samples import is_nodata, open_probe, open_samples
 from hyperscene.service.mapping.scene_checks import (
     check_blocks,
     check_reference_text,
@@ -46,7 +46,16 @@ from hyperscene.service.mapping.scene_files import FORMATS, locate
 from hyperscene.service.mapping.scene_header import Scene, read_header
 from hyperscene.service.mapping.tiff import read_block_map
 
-__all__ = ["DEFAULT_OPTIONS", "Scene", "SceneReader", "open_pixels", "open_scene", "read_cube", "require_unchanged"]
+__all__ = [
+    "DEFAULT_OPTIONS",
+    "Scene",
+    "SceneReader",
+    "open_pixels",
+    "open_scene",
+    "read_cube",
+    "read_spectrum",
+    "require_unchanged",
+]
 
 DEFAULT_OPTIONS = ReadOptions()
 # Values read at once, so that reading can be cancelled; of a tiled file, as many columns as if so many rows were read.
@@ -175,6 +184,15 @@ def open_pixels(scene: Scene, report: Report | None = None) -> Iterator[SceneRea
                 "damaged: check it, and send it again"
             ) from error
         raise _damaged(scene, error) from error
+
+
+def read_spectrum(scene: Scene, row: int, col: int) -> NDArray[np.float32] | None:
+    """One pixel's values in every band, NaN where it has none; None if it lies in a cube that has to be rewritten."""
+    if not isinstance(scene.image, CubeImage):
+        with open_pixels(scene) as pixels:
+            return pixels.spectrum(row, col)
+    with open_probe(scene, 1) as samples:
+        return None if samples is None else SceneReader(scene, samples, MaskReader(())).spectrum(row, col)
 
 
 def _damaged(scene: Scene, error: Exception) -> SceneUnreadable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import stat
@@ -16,6 +17,7 @@ from typing import IO, cast
 
 from hyperscene.errors import SceneTooLarge, SceneUnreadable, StorageFull, write_error
 
+NAME_BYTES = 255  # of a file, on the usual file systems
 ZIP_MAGIC = b"PK\x03\x04"
 PART_BYTES = 1 << 20
 Report = Callable[[int, int], None]  # bytes done, of how many
@@ -37,6 +39,7 @@ class ArchiveLimits:
     exempt_bytes: int = 64 << 20
     path_length: int = 512
     depth: int = 8
+    kept_bytes: int = 0  # of the disk, that must stay free
 
 
 @dataclass(frozen=True)
@@ -62,15 +65,18 @@ def is_archive(path: Path) -> bool:
         return False
 
 
-def unpack(path: Path, folder: Path, limits: ArchiveLimits | None = None, report: Report | None = None) -> None:
-    """Unpack the files of a product into a new folder; raises before anything is written if a name is not plain."""
+def unpack(path: Path, folder: Path, limits: ArchiveLimits | None = None, report: Report | None = None) -> int:
+    """Unpack the files of a product into a new folder and return their bytes.
+
+    Raises before anything is written if a name is not plain.
+    """
     limits = limits or ArchiveLimits()
     folder.mkdir(parents=True)
     try:
         with _opened(path) as archive:
             wanted = _checked(path, archive, limits)
             total, done = sum(member.size for member in wanted), 0
-            if total > (free := shutil.disk_usage(folder).free):
+            if total > (free := max(0, shutil.disk_usage(folder).free - limits.kept_bytes)):
                 raise StorageFull(
                     f"{path.name} unpacks to {total >> 20} MB and {free >> 20} MB are free: free the disk, or set "
                     "TMPDIR to another folder"
@@ -82,8 +88,11 @@ def unpack(path: Path, folder: Path, limits: ArchiveLimits | None = None, report
                     done += size
                     if report is not None:
                         report(done, total)
+            return done
     except ARCHIVE_ERRORS as error:
         raise SceneUnreadable(f"{path.name} is a damaged archive ({error}): copy it again") from error
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:  # a file and a folder of one name
+        raise SceneUnreadable(f"{path.name} has two members of one name: pack it again") from error
     except OSError as error:
         raise write_error(error) from error
 
@@ -140,10 +149,14 @@ def _members(archive: zipfile.ZipFile | tarfile.TarFile) -> Iterator[_Member]:
 def _check_name(path: Path, member: _Member, limits: ArchiveLimits) -> None:
     parts = PurePosixPath(member.name).parts
     is_plain = not ("\\" in member.name or ":" in member.name or ".." in parts or member.name.startswith("/"))
-    if not (is_plain and member.name.isprintable() and len(member.name) <= limits.path_length):
+    if not (is_plain and member.name.isprintable() and len(member.name) <= limits.path_length and _is_short(parts)):
         raise SceneUnreadable(f"{path.name} has a member whose name leads outside its folder or is not plain text")
     if len(parts) > limits.depth:
         raise SceneUnreadable(f"{path.name} nests its folders deeper than {limits.depth}: pack the product alone")
+
+
+def _is_short(parts: tuple[str, ...]) -> bool:
+    return all(len(os.fsencode(part)) <= NAME_BYTES for part in parts)
 
 
 def _copy(path: Path, archive: zipfile.ZipFile | tarfile.TarFile, member: _Member, target: Path) -> Iterator[int]:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -99,19 +100,24 @@ def unpacked(path: Path, work: Path, report: Report | None = None) -> Path:
         return target
     unfinished = target.with_name(f"{target.name}.{os.getpid()}")
     try:
-        _unpack_all(path, unfinished, report, MAX_NESTED)
+        unpack_all(path, unfinished, ArchiveLimits(), report)
         unfinished.rename(target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return target
 
 
-def _unpack_all(path: Path, folder: Path, report: Report | None, levels: int) -> None:
-    unpack(path, folder, ArchiveLimits(), report)
+def unpack_all(
+    path: Path, folder: Path, limits: ArchiveLimits, report: Report | None = None, levels: int = MAX_NESTED
+) -> int:
+    """Unpack an archive, and the zips in it, into a new folder; the limit on their bytes is one for all of them."""
+    total = unpack(path, folder, limits, report)
     for file in list_files(folder) if levels > 1 else ():
         if file.suffix.lower() == ".zip" and is_archive(file):
-            _unpack_all(file, file.with_suffix(".unpacked"), report, levels - 1)
+            left = replace(limits, unpacked_bytes=limits.unpacked_bytes - total)
+            total += unpack_all(file, file.with_suffix(".unpacked"), left, report, levels - 1)
             file.unlink()
+    return total
 
 
 def list_files(folder: Path) -> list[Path]:

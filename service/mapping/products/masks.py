@@ -41,12 +41,17 @@ def parse_masks(text: str | None) -> tuple[str, ...] | None:
 def choose_layers(layers: Sequence[MaskLayer], kinds: tuple[str, ...] | None) -> tuple[MaskLayer, ...]:
     """The layers of these kinds, and those of missing data; refuses a kind that the product does not have."""
     available = sorted({layer.kind for layer in layers} - {"missing"}, key=MASK_KINDS.index)
+    wanted = choose_kinds(available, kinds)
+    return tuple(layer for layer in layers if layer.kind == "missing" or layer.kind in wanted)
+
+
+def choose_kinds(available: Sequence[str], kinds: tuple[str, ...] | None) -> tuple[str, ...]:
+    """These kinds of masks, or the default ones that are available; refuses a kind that is not."""
     for kind in kinds or ():
         if kind not in available:
             found = f"has {', '.join(available)}" if available else "has no masks"
-            raise OptionsUnusable(f"the scene has no mask {kind}; it {found}: choose another --mask, or none")
-    wanted = DEFAULT_MASKS if kinds is None else kinds
-    return tuple(layer for layer in layers if layer.kind == "missing" or layer.kind in wanted)
+            raise OptionsUnusable(f"the scene has no mask {kind}; it {found}: choose another mask, or none")
+    return tuple(kind for kind in DEFAULT_MASKS if kind in available) if kinds is None else kinds
 
 
 class MaskReader:
