@@ -190,8 +190,8 @@ def _summary(base: str) -> dict[str, Any]:
 def _inputs(service: Service) -> dict[str, Any]:
     scene = {
         "title": "The scene",
-        "description": 'By reference: {"href": "/scenes/{id}"}, from POST /scenes, which takes GeoTIFF, ENVI and products; '
-        "or the https:// or s3:// URL of a COG, if this server may read it.",
+        "description": 'By reference: {"href": "/scenes/{id}"}, from POST /scenes, which takes GeoTIFF, ENVI and '
+        "products; or the https:// or s3:// URL of a COG, if this server may read it.",
         "minOccurs": 1,
         "maxOccurs": 1,
         "schema": {"type": "string", "contentMediaType": "image/tiff", "contentEncoding": "binary"},

@@ -25,11 +25,12 @@ from hyperscene.service.jobs.records import SceneRecord
 router = APIRouter(tags=["scenes"])
 
 SceneId = Annotated[str, Path(max_length=100, description="from POST /scenes", examples=[ID_EXAMPLE])]
+BINARY = {"type": "string", "format": "binary"}
 BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            "image/tiff": {"schema": {"type": "string", "format": "binary"}, "example": "(the bytes of scene.tif)"},
+            "image/tiff": {"schema": BINARY, "example": "(the bytes of scene.tif)"},
             "application/json": {
                 "schema": {
                     "type": "object",
@@ -41,10 +42,10 @@ BODY: dict[str, Any] = {
                 "example": {"href": "https://example.org/scenes/line-7.tif"},
             },
             "application/zip": {
-                "schema": {"type": "string", "format": "binary"},
+                "schema": BINARY,
                 "example": "(the bytes of a product)",
             },
-            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+            "application/octet-stream": {"schema": BINARY},
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
@@ -53,7 +54,7 @@ BODY: dict[str, Any] = {
                         "scene": {
                             "type": "array",
                             "maxItems": MAX_FILES,
-                            "items": {"type": "string", "format": "binary"},
+                            "items": BINARY,
                         }
                     },
                 }
@@ -77,9 +78,9 @@ async def upload_scene(
     base: BaseDep,
     content_disposition: Annotated[str | None, Header(description="filename= is the name of a raw body")] = None,
 ) -> Response:
-    """Upload a scene and map it later: a GeoTIFF, a zip, tar.gz or HDF5 file as the body, or files in the multipart field
-    `scene`: a GeoTIFF, ENVI data and header, or those of a product.
+    """Upload a scene and map it later: one file as the body, or all its files in the multipart field `scene`.
 
+    A scene is a GeoTIFF, ENVI data and header, or a product: a zip, a tar.gz, an HDF5 or netCDF file, or its own files.
     A scene on another host is not uploaded: send its URL as JSON, {"href": ...}.
     """
     admission = service.admission

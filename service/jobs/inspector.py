@@ -88,9 +88,7 @@ def _inspect(request: dict[str, Any]) -> dict[str, Any]:
         return {"bytes": unpack_all(Path(request["archive"]), folder, ArchiveLimits(**request["limits"]))}
     limits, path = Limits(**request["limits"]), Path(request["scene"])
     if path.is_dir() and find_product(path) is None:
-        raise SceneUnreadable(
-            f"the upload holds no product of a known sensor: send {FORMATS}, or a product's own files"
-        )
+        raise SceneUnreadable(f"this is no product of a known sensor: send it complete, or {FORMATS}")
     scene = open_scene(path, limits, counts_packed=False)
     # Whatever a job reads of a product is read here first: its layers, and its way to the ground.
     document = describe_header(scene) | describe_ground(scene, limits)
