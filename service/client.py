@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import io
 import json
+import re
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -13,9 +15,11 @@ from uuid import uuid4
 
 import httpx
 
-from hyperscene.errors import NotReady, OutputUnwritable, ServiceError, error_from_code, error_text
+from hyperscene.errors import NotReady, OutputUnwritable, SceneUnreadable, ServiceError, error_from_code, error_text
 from hyperscene.service.mapping.options import MapOptions
-from hyperscene.service.mapping.output import RESULTS, check_output, move_results, temporary_output
+from hyperscene.service.mapping.output import OPTIONAL_RESULTS, RESULTS, check_output, move_results, temporary_output
+from hyperscene.service.mapping.products.containers import ARCHIVE_NAME
+from hyperscene.service.mapping.products.finding import list_files
 from hyperscene.service.mapping.scene_files import scene_files
 
 POLL_S = 0.3
@@ -23,7 +27,11 @@ OUTAGE_S = 120.0  # how long the server may be unreachable once it has accepted 
 CONNECT_S = 10.0
 BUSY = (429, 503)
 TRANSIENT = (502, 503, 504)  # from a proxy, or from a server that restarts
+NOT_FOUND = 404
 SUBMIT_S = 1800.0
+HDF5_NAME = re.compile(r".+\.(h5|he5|hdf5?|nc4?)", re.IGNORECASE)
+PRODUCT_NAME = re.compile(r"(?P<stem>(ENMAP|DESIS).+)-(METADATA\.XML|SPECTRAL_IMAGE.*)", re.IGNORECASE)
+SENT_SUFFIXES = (".tif", ".tiff", ".xml", ".hdr")  # of a product's files
 MAX_ATTEMPTS = 1000
 MAX_BROKEN = 2  # connections that break during the upload
 
@@ -50,18 +58,27 @@ class Client:
         self._http.close()
 
     def map_scene(
-        self, scene: Path, output: Path, model: str | None, options: MapOptions, report: Report, report_upload: Report
+        self,
+        scene: Path,
+        output: Path,
+        model: str | None,
+        options: MapOptions,
+        report: Report,
+        report_upload: Report,
+        mask: str | None = None,
     ) -> dict[str, Any]:
         """Map a scene on the server; writes the same files as `map_scene` without one and returns the summary."""
-        files = scene_files(scene)
+        files = files_to_send(scene)
         for file in files:
             check_output(file, output)
         with temporary_output(output) as folder:
-            job = self._submit(files, _form(model, options), report_upload)
+            job = self._submit(files, _form(model, options, mask), report_upload)
             try:
                 self._wait(job, report)
                 for name in RESULTS:
                     self._fetch(job, name, folder / name)
+                for name in OPTIONAL_RESULTS:
+                    self._fetch(job, name, folder / name, is_optional=True)
             except (KeyboardInterrupt, OutputUnwritable):
                 self._dismiss(job)
                 raise
@@ -125,8 +142,10 @@ class Client:
                         raise
             time.sleep(1)
 
-    def _fetch(self, job: str, name: str, target: Path) -> None:
-        _require_success(self._get(job, f"/jobs/{job}/results/{name}", target))
+    def _fetch(self, job: str, name: str, target: Path, *, is_optional: bool = False) -> None:
+        response = self._get(job, f"/jobs/{job}/results/{name}", target)
+        if not (is_optional and response.status_code == NOT_FOUND):
+            _require_success(response)
 
     def _dismiss(self, job: str) -> None:
         try:
@@ -174,11 +193,36 @@ def _opened(files: list[Path], total: int, report: Report) -> Generator[list[tup
             file.close()
 
 
-def _form(model: str | None, options: MapOptions) -> dict[str, str]:
+def files_to_send(scene: Path) -> list[Path]:
+    """A GeoTIFF, an ENVI pair, an archive, or the files of a product in a folder or beside the given one."""
+    if scene.is_dir():
+        files = list_files(scene)
+        image = next((file for file in files if PRODUCT_NAME.fullmatch(file.name) or _is_image(file)), None)
+        if image is None:
+            raise SceneUnreadable(f"{scene} holds no product that can be sent: give its file, or a zip of it")
+        return files_to_send(image)
+    if not scene.is_file():
+        return scene_files(scene)  # which says so
+    if ARCHIVE_NAME.fullmatch(scene.name):
+        return [scene]
+    if HDF5_NAME.fullmatch(scene.name):
+        mask = scene.with_name(re.sub("_(RFL|RAD)_", "_MASK_", scene.name))  # of EMIT
+        return [scene, mask] if mask != scene and mask.is_file() else [scene]
+    if found := PRODUCT_NAME.fullmatch(scene.name):
+        beside = sorted(scene.parent.glob(f"{glob.escape(found['stem'])}-*"))
+        return [file for file in beside if file.suffix.lower() in SENT_SUFFIXES and file.is_file()]
+    return scene_files(scene)
+
+
+def _is_image(file: Path) -> bool:
+    return HDF5_NAME.fullmatch(file.name) is not None and "_MASK_" not in file.name
+
+
+def _form(model: str | None, options: MapOptions, mask: str | None) -> dict[str, str]:
     form: dict[str, str] = {"blend": options.blend, "probability_type": options.probability_type}
     if options.stride_px:
         form["stride_px"] = str(options.stride_px)
-    return form | ({"model": model} if model else {})
+    return form | ({"model": model} if model else {}) | ({"mask": mask} if mask else {})
 
 
 def _write(response: httpx.Response, target: Path) -> None:

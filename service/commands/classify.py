@@ -74,18 +74,22 @@ def _map_locally(options: argparse.Namespace, mapping: MapOptions) -> dict[str, 
 
 
 def _map_remotely(options: argparse.Namespace, mapping: MapOptions) -> dict[str, Any]:
-    if options.mask or options.wavelengths or options.variable:
-        raise OptionsUnusable(
-            "--mask, --wavelengths and --variable need a scene that is mapped here: leave out --server"
-        )
+    if options.wavelengths or options.variable:
+        raise OptionsUnusable("--wavelengths and --variable need a scene that is mapped here: leave out --server")
     if options.device != "auto" or options.threads or options.batch or options.strip_px:
         raise OptionsUnusable("the server chooses --device, --threads, --batch and --strip-px: leave them out")
     model = None if options.bundle is None else str(options.bundle.name).removesuffix(".onnx")
-    return map_on_server(options.server, options.api_key, options.scene, options.output, model, mapping)
+    return map_on_server(options.server, options.api_key, options.scene, options.output, model, mapping, options.mask)
 
 
 def map_on_server(
-    server: str, api_key: str | None, scene: Path, output: Path, model: str | None, mapping: MapOptions
+    server: str,
+    api_key: str | None,
+    scene: Path,
+    output: Path,
+    model: str | None,
+    mapping: MapOptions,
+    mask: str | None = None,
 ) -> dict[str, Any]:
     """Map a scene on a server, with a progress bar for a long upload and one for the map."""
     began = time.monotonic()
@@ -99,7 +103,7 @@ def map_on_server(
             if time.monotonic() - began > SHORT_UPLOAD_S:
                 upload.advance_of(done, total)
 
-        return client.map_scene(scene, output, model, mapping, progress.advance_of, show_upload)
+        return client.map_scene(scene, output, model, mapping, progress.advance_of, show_upload, mask)
 
 
 def print_summary(summary: dict[str, Any], output: Path) -> None:

@@ -12,7 +12,6 @@ from rasterio.windows import Window
 from hyperscene.errors import SceneUnreadable
 from hyperscene.service.jobs.bounded_pool import BoundedPool
 from hyperscene.service.jobs.sandbox import Sandbox, SandboxLimits, serve
-from hyperscene.service.mapping.ground import NONE, open_ground
 from hyperscene.service.mapping.limits import Limits
 from hyperscene.service.mapping.remote import is_remote
 from hyperscene.service.mapping.scenes import open_scene, read_spectrum
@@ -57,6 +56,8 @@ def _read(request: dict[str, Any]) -> dict[str, Any]:
     )
     row, col = request["pixel"]
     if scene.ground is not None:  # a pixel of the map
+        from hyperscene.service.mapping.ground import NONE, open_ground  # 6 MB, for swaths only
+
         with open_ground(scene) as (_, lookup):
             index = int(lookup.find(Window(col, row, 1, 1))[0, 0])
         if index == NONE:

@@ -6,7 +6,6 @@ from typing import Any
 
 from rasterio.windows import Window
 
-from hyperscene.service.mapping.ground import open_ground
 from hyperscene.service.mapping.limits import Limits
 from hyperscene.service.mapping.options import STRIDES
 from hyperscene.service.mapping.products.masks import open_masks
@@ -63,6 +62,8 @@ def describe_ground(scene: Scene, limits: Limits) -> dict[str, Any]:
     """The grid of the map of a scene in sensor geometry; nothing for other scenes."""
     if scene.ground is None:
         return {}
+    from hyperscene.service.mapping.ground import open_ground  # 6 MB, for swaths only
+
     with open_ground(scene) as (placed, _):
         limits.check_size(f"the map of {scene.name}", placed.rows, placed.cols, len(scene.bands))
         crs = None if placed.crs is None else placed.crs.to_string()

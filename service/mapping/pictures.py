@@ -13,7 +13,6 @@ from rasterio.windows import Window
 from hyperscene.errors import write_error
 from hyperscene.service.mapping.band_view import all_bands_view, sample_pixels
 from hyperscene.service.mapping.gdal import GDAL_ERRORS
-from hyperscene.service.mapping.ground import lay_out, open_ground
 from hyperscene.service.mapping.png import png_of_colors
 from hyperscene.service.mapping.rasters import (
     GDAL_ENV,
@@ -109,6 +108,8 @@ def write_picture(scene: Scene, bands: Bands, folder: Path, threads: int = 1) ->
         except GDAL_ERRORS as error:
             raise write_error(error) from error
     if scene.ground is not None:
+        from hyperscene.service.mapping.ground import lay_out, open_ground  # 6 MB, for swaths only
+
         with open_ground(scene) as (placed, lookup):
             lay_out(plain, placed, lookup, scene.cols)
     optimise(folder, PICTURE_NAME, threads)

@@ -14,7 +14,9 @@ import pytest
 
 from hyperscene.service.mapping.output import RESULTS
 from hyperscene.training.data.synthetic import SyntheticScene, write_scene
+from tests.bundles import write_bundle
 from tests.command_line import refusal, run
+from tests.products import ENMAP_STEM, enmap_values, write_enmap
 from tests.scenes import WAVELENGTH_LINE, WAVELENGTHS, write_envi, write_tif
 from tests.server import RunningServer, running_server
 
@@ -49,6 +51,22 @@ def test_an_envi_scene_is_sent_with_its_header(server, cube, tmp_path, given):
     done = run("classify", tmp_path / given, "-o", tmp_path / "map", "--server", server.url)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "map" / "summary.json").read_text())["scene"]["name"] == "field.img"
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_product_is_sent_with_its_files_and_masks(tmp_path, is_folder):
+    (tmp_path / "bundles").mkdir()
+    write_bundle(tmp_path / "bundles" / "broad.onnx", wavelengths_nm=[450.0, 560.0, 670.0, 860.0, 2200.0])
+    product = write_enmap(tmp_path / ENMAP_STEM, enmap_values(20, 19))
+    scene = product if is_folder else product / f"{ENMAP_STEM}-METADATA.XML"
+    options = ("--bundles", tmp_path / "bundles", "--model", "broad", "--device", "cpu")
+    with running_server(tmp_path / "data", *options) as server:
+        sent = ("classify", scene, "--mask", "cirrus,cloud")
+        done = run(*sent, "-o", tmp_path / "remote", "--server", server.url)
+        assert done.returncode == 0, done.stderr
+    run(*sent, "-o", tmp_path / "local", "--device", "cpu", "--bundle", tmp_path / "bundles" / "broad.onnx")
+    for name in ("classes.tif", "mask.tif"):
+        assert (tmp_path / "remote" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
 
 
 def test_the_servers_error_message_is_printed(server, tmp_path, cube):

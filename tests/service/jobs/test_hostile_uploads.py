@@ -1,15 +1,19 @@
 """Hostile and broken uploads: each is refused with a reason, leaves no files, and does not affect others."""
 
 import gzip
+import io
 import json
 import re
 import sqlite3
+import tarfile
 import time
+import zipfile
 import zlib
 from contextlib import closing, contextmanager, suppress
 from shutil import rmtree
 from socket import MSG_PEEK
 
+import h5py
 import numpy as np
 import pytest
 import rasterio
@@ -19,6 +23,7 @@ from rasterio.io import MemoryFile
 from rasterio.transform import Affine
 
 from hyperscene.service.mapping.gdal import ignore_missing_georeference
+from tests.products import ENMAP_STEM, enmap_values, smooth_cube, write_enmap, write_neon, zipped
 from tests.scenes import GRID, WAVELENGTH_LINE, WAVELENGTHS, write_envi, write_tif
 from tests.server import part, running_server, sleeping_workers, wait_for
 from tests.uploads import (
@@ -187,6 +192,119 @@ def test_a_result_of_an_earlier_job_that_is_lost_is_found(server, tif):
     with pytest.raises(AssertionError, match="classes"), harmless(server, tif):
         next((server.data / "jobs" / job.rsplit("/", 1)[1] / "results").glob("classes*")).unlink()
     server.client.delete(job)
+
+
+# Products
+
+
+def zip_of(members):
+    """A zip of names and contents, with names as they are given."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+            archive.filelist[-1].filename = name
+    return packed.getvalue()
+
+
+KEY = f"{ENMAP_STEM}-METADATA.XML"
+
+
+@pytest.mark.parametrize(
+    ("members", "status", "words"),
+    [
+        ([(KEY, "<x/>"), ("../../x.tif", "x")], 422, "leads outside its folder"),
+        ([(KEY, "<x/>"), ("/tmp/x.tif", "x")], 422, "leads outside its folder"),
+        ([(f"{number}.tif", "") for number in range(10_001)], 413, "more than 10000 members"),
+        ([(f"{ENMAP_STEM}-SPECTRAL_IMAGE.TIF", bytes(80 * MB))], 413, "more than 200 times its size"),
+        ([("a.tif", "x"), ("a.tif/b.tif", "x")], 422, "two members of one name"),
+        ([("a" * 300 + ".tif", "x")], 422, "leads outside its folder or is not plain"),
+        ([("notes.xml", "<x/>")], 422, "no product of a known sensor"),
+        ([(KEY, '<!DOCTYPE x [<!ENTITY a "b">]><level_X>&a;</level_X>')], 422, "METADATA.XML"),
+    ],
+)
+def test_a_hostile_zip_is_refused(server, tif, members, status, words):
+    content = zip_of(members)
+    with harmless(server, tif):
+        for path in ("/classify", "/scenes"):
+            answer = send(server, ("product.zip", content), path=path)
+            code = "scene_too_large" if status == 413 else "scene_unreadable"
+            detail = refused(server, answer, status, code)
+            assert words in detail
+            assert str(server.data) not in detail
+
+
+def test_zips_in_a_tar_share_one_limit(strict, tif):
+    packed = io.BytesIO()
+    inner = zip_of([("a.tif", np.random.default_rng(1).bytes(20_000) * 20)])
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for number in range(3):
+            entry = tarfile.TarInfo(f"{number}.zip")
+            entry.size = len(inner)
+            archive.addfile(entry, io.BytesIO(inner))
+    assert len(packed.getvalue()) < MB
+    with harmless(strict, tif):
+        answer = send(strict, ("product.tar.gz", packed.getvalue()))
+        refused(strict, answer, 413, "scene_too_large")
+
+
+def test_a_zip_that_unpacks_to_more_than_the_limit_on_uploads_is_refused(strict, tif):
+    with harmless(strict, tif):
+        answer = send(strict, ("product.zip", zip_of([("a.tif", bytes(2 * MB))])))
+        assert "unpacks to more than" in refused(strict, answer, 413, "scene_too_large")
+
+
+def test_a_link_in_a_tar_is_not_followed(server, tif, secret):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        link = tarfile.TarInfo(KEY)
+        link.type, link.linkname = tarfile.SYMTYPE, str(secret.path)
+        archive.addfile(link)
+    with harmless(server, tif):
+        refused(server, send(server, ("product.tar.gz", packed.getvalue())), 422, "scene_unreadable")
+    assert not secret.was_read
+
+
+def as_virtual(file, name, secret):
+    layout = h5py.VirtualLayout(shape=(9, 8, 7), dtype="i2")
+    layout[:] = h5py.VirtualSource(str(secret), "data", shape=(9, 8, 7))
+    file.create_virtual_dataset(name, layout)
+
+
+def as_external_link(file, name, secret):
+    file[name] = h5py.ExternalLink(str(secret), "data")
+
+
+def as_external_data(file, name, secret):
+    file.create_dataset(name, (9, 8, 7), "i2", external=[(str(secret), 0, 2 * 9 * 8 * 7)])
+
+
+@pytest.mark.parametrize("change", [as_virtual, as_external_link, as_external_data])
+def test_an_hdf5_file_that_leads_to_another_file_is_refused_and_that_is_not_read(server, tif, secret, tmp_path, change):
+    path = write_neon(tmp_path / "tile.h5", smooth_cube(9, 8, 7))
+    with h5py.File(path, "r+") as file:
+        del file["SERC/Reflectance/Reflectance_Data"]
+        change(file, "SERC/Reflectance/Reflectance_Data", secret.path)
+    with harmless(server, tif):
+        answer = send(server, ("tile.h5", path.read_bytes()))
+        assert "only data in the file itself are read" in refused(server, answer, 422, "scene_unreadable")
+    assert not secret.was_read
+
+
+def test_a_vrt_as_an_image_of_a_product_is_refused_and_what_it_names_is_not_read(server, tif, secret, tmp_path):
+    folder = write_enmap(tmp_path / ENMAP_STEM, enmap_values(9, 8))
+    (folder / f"{ENMAP_STEM}-SPECTRAL_IMAGE.TIF").write_bytes(vrt_of(secret.path))
+    with harmless(server, tif):
+        answer = send(server, ("product.zip", zipped(folder, tmp_path / "p.zip").read_bytes()))
+        refused(server, answer, 422, "scene_unreadable")
+    assert not secret.was_read
+
+
+@pytest.mark.parametrize("name", ["../x-METADATA.XML", "x y-METADATA.XML", "x-METADATA.XML/../y.tif", ".METADATA.XML"])
+def test_files_of_a_product_need_plain_names(server, tif, name):
+    with harmless(server, tif):
+        answer = send(server, (name, b"<x/>"), ("x-SPECTRAL_IMAGE.TIF", tif))
+        refused(server, answer, 422, "scene_unreadable")
 
 
 # Files that refer to other files
