@@ -149,7 +149,7 @@ class MapView {
     const scene = await documentOf(`scenes/${job.scene_id}`, { signal: this._signal }).catch(() => null);
     const tilejson = await this._makeMap();
     this._panel.prepend(makeLayerPanel(this._map, tilejson, scene), makeLegend(summary));
-    this._panel.append(makeDownloads(this._id, files), makeDetails(this._id, job, summary, tilejson, this._signal));
+    this._panel.append(makeDownloads(this._id, files), makeDetails(this._id, job, summary, tilejson, scene, this._signal));
     this._pixel.refresh();
     if (!summary.warnings.length) announce(`${job.scene} is mapped`); // warnings have the role alert
   }
@@ -162,6 +162,19 @@ function warningsOf(warnings) {
     make("h2", {}, warnings.length === 1 ? "A warning about this map" : "Warnings about this map"),
     make("ul", {}, warnings.map((text) => make("li", {}, text))),
   );
+}
+
+/** Sensor and date, bands that are not used, and what the masks took, of a scene that is a product. */
+function productFacts(scene, summary) {
+  const { sensor, level, acquired, dropped_bands: dropped } = scene ?? {};
+  const reasons = [...new Set((dropped ?? []).map(({ reason }) => reason))].join("; ");
+  const masked = Object.entries(summary.masked_pixels ?? {}).map(([kind, pixels]) => `${kind} ${count(pixels)}`);
+  return [
+    sensor ? ["Product", [sensor, level].filter(Boolean).join(" ")] : null,
+    acquired ? ["Acquired", acquired.slice(0, 16).replace("T", " ")] : null,
+    dropped ? ["Bands not used", `${count(dropped.length)} (${reasons})`] : null,
+    masked.length ? ["Masked pixels", masked.join(", ")] : null,
+  ];
 }
 
 function makeDownloads(id, files) {
@@ -190,7 +203,7 @@ function makeDownloads(id, files) {
   );
 }
 
-function makeDetails(id, job, summary, tilejson, signal) {
+function makeDetails(id, job, summary, tilejson, scene, signal) {
   const problems = make("div");
   const dismiss = make("button", { type: "button", class: "danger" }, "Dismiss this map");
   dismiss.addEventListener("click", () =>
@@ -198,6 +211,7 @@ function makeDetails(id, job, summary, tilejson, signal) {
   );
   const facts = [
     ["Scene", `${count(summary.scene.rows)} x ${count(summary.scene.cols)} pixels, ${count(summary.scene.bands)} bands`],
+    ...productFacts(scene, summary),
     ["Coordinate reference system", summary.crs ?? "none"],
     ["Mean confidence", summary.mean_confidence === null ? "none" : percent(summary.mean_confidence)],
     ["Bundle", `${summary.bundle.name}, sha256 ${summary.bundle.sha256.slice(0, 12)}…`],

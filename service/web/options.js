@@ -1,4 +1,4 @@
-// The fields for bundle, stride and blend, each with a sentence about its effect and cost.
+// The fields for bundle, stride, blend and masks, each with a sentence about its effect and cost.
 
 import { make } from "./dom.js";
 
@@ -11,6 +11,9 @@ const BLENDS = {
 
 const SAME_BLEND = "Overlapping patches are weighted by distance: for this bundle, angle is the same as linear.";
 
+const MASK_HINT =
+  "Kinds that become no data, separated by commas: cloud, shadow, cirrus, haze, snow, water, saturated, dilated-cloud; or none. Empty: cloud and shadow, where the product has them.";
+
 /** The form's fields; `read` returns their values. */
 export function makeOptions(models) {
   const byName = new Map(models.models.map((model) => [model.name, model]));
@@ -18,6 +21,8 @@ export function makeOptions(models) {
   modelField.select.value = models.default;
   const strideField = selectField("stride_px", "Stride", []);
   const blendField = selectField("blend", "Blend", Object.keys(BLENDS).map((name) => [name, name]));
+
+  const maskField = textField("mask", "Masks of a product", "cloud,shadow", MASK_HINT);
 
   function update() {
     const model = byName.get(modelField.select.value);
@@ -38,8 +43,11 @@ export function makeOptions(models) {
   for (const field of [modelField, strideField, blendField]) field.select.addEventListener("change", update);
   update();
   return {
-    element: make("div", { class: "options" }, modelField.element, strideField.element, blendField.element),
-    read: () => Object.fromEntries([modelField, strideField, blendField].map(({ select }) => [select.name, select.value])),
+    element: make("div", { class: "options" }, modelField.element, strideField.element, blendField.element, maskField.element),
+    read: () => ({
+      ...Object.fromEntries([modelField, strideField, blendField].map(({ select }) => [select.name, select.value])),
+      ...(maskField.input.value.trim() ? { mask: maskField.input.value.trim() } : {}),
+    }),
   };
 }
 
@@ -54,6 +62,12 @@ function selectField(name, label, options) {
     setHint: (text) => hint.replaceChildren(text),
     element: make("div", { class: "option" }, make("label", { for: name }, label), select, hint),
   };
+}
+
+function textField(name, label, placeholder, hint) {
+  const input = make("input", { type: "text", id: name, name, placeholder, autocomplete: "off", "aria-describedby": `${name}-hint` });
+  const text = make("p", { id: `${name}-hint`, class: "hint" }, hint);
+  return { input, element: make("div", { class: "option" }, make("label", { for: name }, label), input, text) };
 }
 
 function modelHint(model) {

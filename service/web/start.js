@@ -4,7 +4,7 @@ import { documentOf, newIdempotencyKey, sendScene } from "./api.js";
 import { announce, bytes, make, problemBox } from "./dom.js";
 import { showJobs } from "./jobs.js";
 import { makeOptions } from "./options.js";
-import { checkFiles } from "./scene_files.js";
+import { checkFiles, droppedFiles, filesOfProduct } from "./scene_files.js";
 
 let upload = null; // the upload's progress; the upload continues while another view is shown
 let pendingErrors = []; // of an upload, until the start view shows them
@@ -28,6 +28,7 @@ function makeUploadForm(section, models, signal) {
   let isComplete = false;
   let idempotencyKey = newIdempotencyKey();
   const input = make("input", { type: "file", id: "files", multiple: true, class: "unseen" });
+  const folder = make("input", { type: "file", id: "folder", webkitdirectory: true, class: "unseen" });
   const list = make("ul", { class: "files", "aria-label": "Chosen files" });
   const check = make("p", { class: "file-check", id: "file-check", role: "status" });
   const send = make("button", { type: "submit", class: "main", disabled: true }, "Map it");
@@ -36,8 +37,15 @@ function makeUploadForm(section, models, signal) {
   const drop = make(
     "div",
     { class: "drop" },
-    make("p", { class: "drop-title" }, "Drop a GeoTIFF here, or an ENVI data file with its header"),
-    make("p", {}, input, make("label", { for: "files", class: "button" }, "Choose files")),
+    make("p", { class: "drop-title" }, "Drop a GeoTIFF here, an ENVI data file with its header, or a product: its folder, zip or files"),
+    make(
+      "p",
+      { class: "choose" },
+      input,
+      make("label", { for: "files", class: "button" }, "Choose files"),
+      folder,
+      make("label", { for: "folder", class: "button" }, "Choose a folder"),
+    ),
     list,
     check,
   );
@@ -46,7 +54,7 @@ function makeUploadForm(section, models, signal) {
   async function addFiles(added) {
     if (upload) return;
     const names = new Set(added.map((file) => file.name));
-    await setFiles([...files.filter((file) => !names.has(file.name)), ...added]);
+    await setFiles(filesOfProduct([...files.filter((file) => !names.has(file.name)), ...added]));
   }
   async function setFiles(chosen) {
     files = chosen;
@@ -60,10 +68,12 @@ function makeUploadForm(section, models, signal) {
     send.disabled = !isComplete || Boolean(upload);
     if (!upload) status.replaceChildren();
   }
-  input.addEventListener("change", () => {
-    addFiles([...input.files]);
-    input.value = ""; // so that the same file can be chosen again
-  });
+  for (const chooser of [input, folder]) {
+    chooser.addEventListener("change", () => {
+      addFiles([...chooser.files]);
+      chooser.value = ""; // so that the same file can be chosen again
+    });
+  }
   acceptDrops(drop, addFiles, signal);
   form.addEventListener("change", () => (idempotencyKey = newIdempotencyKey()));
   form.addEventListener("submit", async (event) => {
@@ -123,7 +133,7 @@ function acceptDrops(box, addFiles, signal) {
   on("dragleave", (event) => event.relatedTarget === null && box.classList.remove("over"));
   on("drop", (event) => {
     box.classList.remove("over");
-    addFiles([...event.dataTransfer.files]);
+    droppedFiles(event.dataTransfer).then(addFiles, () => announce("The folder cannot be read: choose its files."));
   });
 }
 

@@ -16,6 +16,7 @@ from playwright.sync_api import Page, expect
 from hyperscene.model.bundle import DEMO_BUNDLE
 from hyperscene.training.data.synthetic import SyntheticScene, write_scene
 from tests.bundles import write_bundle
+from tests.products import ENMAP_STEM, enmap_values, write_enmap, zipped
 from tests.scenes import WAVELENGTHS, quadrants, spectra_of, write_envi, write_tif
 from tests.server import part, running_server, wait_for
 
@@ -129,6 +130,58 @@ def test_files_can_be_dropped(page, colored, tif):
     expect(page.locator(".files")).to_contain_text("dropped.tif")
     page.get_by_role("button", name="Map it").click()
     wait_for_map(page)
+
+
+@pytest.mark.parametrize("given", ["folder", "files", "zip"])
+def test_a_product_is_sent_with_its_files_and_shows_its_sensor_and_date(page, tmp_path, given):
+    (tmp_path / "bundles").mkdir()
+    write_bundle(tmp_path / "bundles" / "broad.onnx", wavelengths_nm=[450.0, 560.0, 670.0, 860.0, 2200.0])
+    product = write_enmap(tmp_path / ENMAP_STEM, enmap_values(ROWS, COLS))
+    (product / "HISTORY.txt").write_text("not part of the product")
+    (product / f"{ENMAP_STEM}-QL_VNIR.JPG").write_bytes(b"a picture")
+    with running_server(tmp_path / "data", "--bundles", tmp_path / "bundles", "--device", "cpu") as server:
+        page.goto(server.url)
+        if given == "folder":
+            page.set_input_files("#folder", str(product))
+        elif given == "zip":
+            page.set_input_files("#files", str(zipped(product, tmp_path / f"{ENMAP_STEM}.zip")))
+        else:
+            page.set_input_files("#files", [str(path) for path in product.iterdir()])
+        expect(page.locator("#file-check")).to_have_text("EnMAP L2A of 2022-07-24, ready to send.")
+        assert page.locator(".files li").count() == (1 if given == "zip" else 6)
+        page.get_by_label("Masks of a product").fill("cloud, cirrus")
+        page.get_by_role("button", name="Map it").click()
+        wait_for_map(page)
+        details = page.locator("dl").first
+        expect(details).to_contain_text("EnMAP L2A")
+        expect(details).to_contain_text("2022-07-24 10:45")
+        expect(details).to_contain_text(re.compile("cloud 15, cirrus 1|cirrus 1, cloud 15"))
+        expect(page.locator(".downloads")).to_contain_text("mask.tif")
+        assert server.job(page.url[-32:])["settings"]["mask"] == ["cloud", "cirrus"]
+
+
+def test_the_files_of_a_dropped_folder_are_chosen(page, colored):
+    page.goto(colored.url)
+    page.evaluate(
+        """() => {
+            const entryOf = (name, content) => ({ isFile: true, file: (done) => done(new File([content], name)) });
+            const folderOf = (entries) => {
+                const parts = [entries, []];
+                return { isDirectory: true, createReader: () => ({ readEntries: (done) => done(parts.shift()) }) };
+            };
+            const stem = "ENMAP01-____L2A-DT1_20220724T104526Z_1";
+            const folder = folderOf([
+                folderOf([entryOf(`${stem}-METADATA.XML`, "<x/>"), entryOf(`${stem}-SPECTRAL_IMAGE.TIF`, "II*\0")]),
+                entryOf("notes.txt", "x"),
+            ]);
+            const transfer = { types: ["Files"], files: [], items: [{ webkitGetAsEntry: () => folder }] };
+            const event = new Event("drop", { bubbles: true, cancelable: true });
+            Object.defineProperty(event, "dataTransfer", { value: transfer });
+            document.querySelector(".drop").dispatchEvent(event);
+        }"""
+    )
+    expect(page.locator("#file-check")).to_have_text("EnMAP L2A of 2022-07-24, ready to send.")
+    assert page.locator(".files li").count() == 2
 
 
 def test_a_header_alone_names_the_missing_data_file(page, colored, pair):
