@@ -222,7 +222,7 @@ class Admission:
             id=scene_id,
             owner=owner,
             name=clean_name(data.name),
-            file=data.path.name,
+            file=str(data.path.relative_to(folder)),
             size_bytes=size_bytes,
             created=now,
             expires=now + self._settings.keep_scenes_s,

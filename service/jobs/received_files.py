@@ -78,13 +78,17 @@ def _is_product(files: list[ReceivedFile]) -> bool:
 
 
 def _in_product_folder(files: list[ReceivedFile]) -> ReceivedFile:
-    """Move the files into a folder under their own names; returns the folder, under the name of the largest file."""
+    """Move the files into a folder under their own names.
+
+    Returns a single file, or the folder under the name of its largest file.
+    """
     folder = files[0].path.with_name(PRODUCT_FOLDER)
     folder.mkdir()
     for file in files:
         file.path.rename(folder / file.name)
     largest = max(files, key=lambda file: file.size_bytes)
-    return ReceivedFile(folder, largest.name, b"", sum(file.size_bytes for file in files))
+    opened = folder / largest.name if len(files) == 1 and _has_hdf5_name(largest) else folder
+    return ReceivedFile(opened, largest.name, b"", sum(file.size_bytes for file in files))
 
 
 def _kind(file: ReceivedFile) -> str:

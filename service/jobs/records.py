@@ -29,7 +29,7 @@ class SceneRecord:
     id: str
     owner: str
     name: str  # as sent
-    file: str  # the data file's name inside the scene's folder
+    file: str  # the data file, or a product's folder, inside the scene's folder
     size_bytes: int
     created: float
     expires: float

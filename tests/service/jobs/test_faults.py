@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import h5py
 import httpx
 import numpy as np
 import pytest
@@ -162,6 +163,38 @@ def test_a_job_resumes_from_its_strips_after_sigterm(tmp_path, long_scene):
         expected = undisturbed(long_scene, tmp_path / "undisturbed")
         for name, content in expected.items():
             assert server.client.get(f"/jobs/{job}/results/{name}").content == content, name
+
+
+def write_one_chunk(path):
+    """A cube of one chunk, which has to be rewritten before it can be read by rows."""
+    values = np.random.default_rng(0).uniform(0.1, 0.9, (60, 40, 1)).astype("f4")
+    with h5py.File(path, "w") as file:
+        shape = (600, 400, len(WAVELENGTHS) * 24)
+        cube = file.create_dataset("cube", shape, "f4", chunks=shape, compression="gzip", compression_opts=1)
+        cube[:] = np.tile(values, (10, 10, shape[2]))
+        file["wavelengths"] = np.linspace(440, 910, shape[2])
+    return path
+
+
+def test_a_rewritten_cube_gives_the_same_bytes_after_kills_and_leaves_nothing(tmp_path, bundle_folder):
+    cube = write_one_chunk(tmp_path / "cube.h5")
+    options = ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu")
+    with running_server(tmp_path / "data", *options) as server:
+        job = server.submit(cube, stride_px="8")
+        work = server.data / "jobs" / job
+        first = wait_for(lambda: list(work.glob("attempt-*-work/cube-*")))[0]
+        os.kill(server.workers()[0], signal.SIGKILL)
+        wait_for(lambda: [path for path in work.glob("attempt-*-work/*") if path.parent != first.parent])
+        assert not first.parent.exists()
+        done = server.finished(job)
+        assert (done["status"], done["resumes"]) == ("successful", 1), done
+        found = server.client.get(f"/jobs/{job}/results/probabilities.tif").content
+        assert sorted(path.name for path in work.iterdir()) == ["record.json", "results"]
+        spectrum = server.client.get(f"/jobs/{job}/pixel", params={"row": 5, "col": 5}).json()
+        assert "blocks that must be unpacked whole" in spectrum["spectrum_missing"]
+    bundle = bundle_folder / "pixel.onnx"
+    run("classify", cube, "-o", tmp_path / "map", "--bundle", bundle, "--device", "cpu", "--stride", 8)
+    assert found == (tmp_path / "map" / "probabilities.tif").read_bytes()
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.15, 0.4])
