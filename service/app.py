@@ -44,7 +44,7 @@ from hyperscene.service.settings import Settings
 log = logging.getLogger("hyperscene.api")
 
 TITLE = "hyperscene"
-DESCRIPTION = """Maps whole hyperspectral scenes: send a GeoTIFF or ENVI cube, get a georeferenced class map.
+DESCRIPTION = """Maps whole hyperspectral scenes: send a GeoTIFF, ENVI or product, get a georeferenced class map.
 
     curl -F scene=@scene.tif http://localhost:8000/classify -o classes.tif
 """

@@ -21,7 +21,7 @@ def link(path: str, rel: str, kind: str = JSON, **more: str) -> Example:
 
 LANDING_PAGE: Example = {
     "title": "hyperscene",
-    "description": "Maps whole hyperspectral scenes: send a GeoTIFF or ENVI cube, get a georeferenced class map.",
+    "description": "Maps whole hyperspectral scenes: send a GeoTIFF, ENVI or product, get a georeferenced class map.",
     "links": [
         link("/", "self", title="this document"),
         link("/api", "service-desc", "application/vnd.oai.openapi+json;version=3.0", title="the API"),

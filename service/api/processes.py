@@ -124,7 +124,7 @@ async def landing(base: BaseDep, owner: OwnerDep, response: Response) -> Landing
     json_type = "application/json"
     return LandingPage(
         title="hyperscene",
-        description="Maps whole hyperspectral scenes: send a GeoTIFF or ENVI cube, get a georeferenced class map.",
+        description="Maps whole hyperspectral scenes: send a GeoTIFF, ENVI or product, get a georeferenced class map.",
         links=[
             Link(href=f"{base}/", rel="self", type=json_type, title="this document"),
             Link(href=f"{base}/", rel="alternate", type="text/html", title="the page, for browsers"),

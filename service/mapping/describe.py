@@ -11,7 +11,7 @@ from hyperscene.service.mapping.options import STRIDES
 from hyperscene.service.mapping.products.masks import open_masks
 from hyperscene.service.mapping.scenes import Scene
 
-MASK_ROWS = 256
+MASK_ROWS, COUNTED_PIXELS = 256, 50_000_000
 FORMAT_NAMES = {"GTiff": "GeoTIFF", "ENVI": "ENVI", "HDF5": "HDF5"}
 
 
@@ -71,14 +71,20 @@ def describe_ground(scene: Scene, limits: Limits) -> dict[str, Any]:
 
 
 def mask_shares(scene: Scene) -> dict[str, float]:
-    """The share of pixels in each kind of mask that the product has; kinds may overlap."""
+    """The share of pixels in each kind of mask that the product has; kinds may overlap.
+
+    Of more than COUNTED_PIXELS, evenly spaced rows are counted.
+    """
+    step = max(1, scene.rows * scene.cols // COUNTED_PIXELS)
+    tops = range(0, scene.rows, MASK_ROWS * step)
     shares = {}
     for kind in scene.mask_kinds:
-        masked = 0
+        masked = counted = 0
         with open_masks([layer for layer in scene.layers if layer.kind == kind]) as masks:
-            for top in range(0, scene.rows, MASK_ROWS):
-                masked += int(masks.is_masked(Window(0, top, scene.cols, min(MASK_ROWS, scene.rows - top))).sum())
-        shares[kind] = round(masked / (scene.rows * scene.cols), 6)
+            for top in tops:
+                found = masks.is_masked(Window(0, top, scene.cols, min(MASK_ROWS, scene.rows - top)))
+                masked, counted = masked + int(found.sum()), counted + found.size
+        shares[kind] = round(masked / counted, 6)
     return shares
 
 
