@@ -71,7 +71,7 @@ REQUEST_BODY: dict[str, Any] = {
                         **OPTION_SCHEMAS,
                     },
                 },
-                "encoding": {"scene": {"contentType": "image/tiff, application/zip, application/octet-stream"}},
+                "encoding": {"scene": {"contentType": "image/tiff, application/octet-stream"}},
                 "example": {"scene": ["(the bytes of scene.tif)"], "stride_px": 4, "blend": "angle"},
             }
         },

@@ -41,10 +41,6 @@ BODY: dict[str, Any] = {
                 },
                 "example": {"href": "https://example.org/scenes/line-7.tif"},
             },
-            "application/zip": {
-                "schema": BINARY,
-                "example": "(the bytes of a product)",
-            },
             "application/octet-stream": {"schema": BINARY},
             "multipart/form-data": {
                 "schema": {
