@@ -12,6 +12,7 @@ import schemathesis
 REAL = json.loads(os.environ["HYPERSCENE_REAL"])  # existing values by path parameter, and a scene's file
 calls = count()
 layers = cycle(["classes", "scene", "confidence", "probability-1"])
+results = cycle(["classes.tif", "mask.tif", "results.zip", "summary.json"])
 
 schemathesis.serializer.alias("image/tiff", "application/octet-stream")
 
@@ -40,3 +41,5 @@ def _use_existing_paths(case: schemathesis.Case) -> None:
             case.path_parameters[name] = existing[name]
     if "layer" in (case.path_parameters or {}):
         case.path_parameters["layer"] = next(layers)
+    if "/results/" in case.path:
+        case.path_parameters["name"] = next(results)
