@@ -43,7 +43,7 @@ from hyperscene.service.api.execution import RequestedOutputs, response_when_fin
 from hyperscene.service.api.problems import invalid_request, problems
 from hyperscene.service.api.results import BINARY, FILES
 from hyperscene.service.api.uploads import read_json
-from hyperscene.service.jobs.admission import JobRequest
+from hyperscene.service.jobs.admission import MASK_KINDS, MASK_NONE, JobRequest
 from hyperscene.service.jobs.records import JobRecord
 
 router = APIRouter(tags=["OGC API - Processes"])
@@ -59,6 +59,7 @@ CONFORMS_TO = [
     "http://www.opengis.net/spec/ogcapi-common-1/1.0/conf/oas30",
 ]
 OPENAPI_TYPE = "application/vnd.oai.openapi+json;version=3.0"
+MASK_PATTERN = f"^({MASK_NONE}|({'|'.join(MASK_KINDS)})(,({'|'.join(MASK_KINDS)}))*)$"
 TITLE = "Map a hyperspectral scene"
 DESCRIPTION = "Classifies every pixel of a scene: class map, probability of each class, confidence, and areas."
 
@@ -207,6 +208,7 @@ def _inputs(service: Service) -> dict[str, Any]:
         for name, schema in OPTION_SCHEMAS.items()
     }
     options["model"]["schema"] |= {"enum": [*service.models.by_name], "default": service.models.default.name}
+    options["mask"]["schema"]["pattern"] = MASK_PATTERN
     return {"scene": scene, **options}
 
 

@@ -52,13 +52,15 @@ from hyperscene.service.mapping.band_view import fit_text, match_manifest
 from hyperscene.service.mapping.blend import BLENDS, Blend
 from hyperscene.service.mapping.options import MAX_STRIP_PX, STRIDES, MapOptions
 from hyperscene.service.mapping.products.containers import ArchiveLimits
+from hyperscene.service.mapping.products.masks import NONE as MASK_NONE
 from hyperscene.service.mapping.products.masks import choose_kinds, parse_masks
+from hyperscene.service.mapping.products.product import MASK_KINDS
 from hyperscene.service.mapping.remote import address_of, allowed_path
 from hyperscene.service.mapping.strips import PROBABILITY_TYPES, ProbabilityType
 from hyperscene.service.settings import Settings
 
 # Re-exported for the routes, which must not import the mapping layer.
-__all__ = ["ALLOWED", "Admission", "JobRequest", "match_model", "parse_masks"]
+__all__ = ["ALLOWED", "MASK_KINDS", "MASK_NONE", "Admission", "JobRequest", "match_model", "parse_masks"]
 
 log = logging.getLogger("hyperscene.admission")
 
