@@ -698,7 +698,7 @@ def test_a_form_of_a_thousand_parts_is_refused(server, tif):
     body = form_body(*[form_part(tif)] * 1000)
     with harmless(server, tif), Memory(server) as memory:
         answer = exchange(server, request_head("/classify", len(body)), body)
-        assert "more than 16 parts" in refused(server, answer, 400, "upload_broken")
+        assert "more than 48 parts" in refused(server, answer, 400, "upload_broken")
     assert memory.growth < 100 * MB
 
 
