@@ -9,7 +9,7 @@ import numpy as np
 
 from hyperscene.errors import SceneUnreadable, SceneUnusable
 from hyperscene.model.spectra import Wavelengths, parse_list, to_nm
-from hyperscene.service.mapping.products.cube_files import cube_image
+from hyperscene.service.mapping.products.cube_files import cube_image, process_folder
 from hyperscene.service.mapping.products.hdf5 import MAGIC, Hdf5File, hdf5_errors, open_hdf5
 from hyperscene.service.mapping.products.product import CubeDataset, CubeImage, Numbers, Product
 
@@ -22,7 +22,7 @@ MAX_OBJECTS = 1_000
 NAMES = re.compile(r".+\.(npy|mat|h5|hdf5?|he5|nc4?)", re.IGNORECASE | re.DOTALL)
 
 
-def describe(path: Path, variable: str | None, work: Path) -> Product | None:
+def describe(path: Path, variable: str | None, work: Path | None) -> Product | None:
     """The cube of a file; None if it is no array file. MATLAB's older files are copied into the folder `work`."""
     if not NAMES.fullmatch(path.name):
         return None
@@ -31,7 +31,7 @@ def describe(path: Path, variable: str | None, work: Path) -> Product | None:
     if start.startswith(NPY_MAGIC):
         return _product(path, _npy_image(path))
     if start.startswith(MAT_5_MAGIC):
-        return _product(path, _mat_image(path, variable, work))
+        return _product(path, _mat_image(path, variable, work or process_folder()))
     if MAGIC in (start[: len(MAGIC)], start[MAT_73_OFFSET:]):
         with open_hdf5(path) as opened, hdf5_errors(path):
             return _hdf5_product(opened, variable, is_matlab=path.suffix.lower() == ".mat")

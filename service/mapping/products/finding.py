@@ -88,7 +88,7 @@ def find_product(
     if not path.is_file():
         return None
     emit.require_image(path)
-    return cubes.describe(path, variable, work or process_folder())
+    return cubes.describe(path, variable, work)
 
 
 def unpacked(path: Path, work: Path, report: Report | None = None) -> Path:
