@@ -336,7 +336,7 @@ def test_any_chunks_give_the_same_rows(tmp_path, monkeypatch, chunks, is_rewritt
 
 
 def hostile_emit(tmp_path, change):
-    """An EMIT product whose reflectance would be read from another file, which blocks whoever opens it."""
+    """An EMIT product whose reflectance would be read from another file, which blocks any process that opens it."""
     path = write_emit(tmp_path, smooth_cube(5, 4, len(EMIT_NM)))
     secret = tmp_path / "secret.h5"
     os.mkfifo(secret)
