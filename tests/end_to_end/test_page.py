@@ -162,6 +162,7 @@ def test_a_product_is_sent_with_its_files_and_shows_its_sensor_and_date(page, tm
 
 def test_the_files_of_a_dropped_folder_are_chosen(page, colored):
     page.goto(colored.url)
+    page.locator(".drop").wait_for()
     page.evaluate(
         """() => {
             const entryOf = (name, content) => ({ isFile: true, file: (done) => done(new File([content], name)) });

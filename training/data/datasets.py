@@ -133,7 +133,8 @@ def load_cube(path: Path, options: ReadOptions = DEFAULT_OPTIONS, nan_is_nodata:
         fwhm_nm=scene.fwhm_nm,
         crs=scene.crs,
         transform=scene.transform,
-        warnings=scene.warnings,
+        # An array never has a georeference; the warning is for files that could have one.
+        warnings=() if path.suffix.lower() in ARRAY_SUFFIXES else scene.warnings,
         sensor=scene.sensor,
         acquired=scene.acquired,
     )
