@@ -186,11 +186,17 @@ def _engines(deadline: float) -> Iterator[Check]:
         report = engine_report(device, is_fresh=True, timeout_s=_share_s(deadline, probes))
         reports.append(report)
         yield _engine_check(report)
+    yield _mapping_check(reports)
+
+
+def _mapping_check(reports: list[EngineReport]) -> Check:
     works = [report for report in reports if report.failure is None]
     if works:
-        yield Check("mapping", "ok", f"with {works[0].provider}", is_needed=True)
-    else:
-        yield Check("mapping", "broken", "no engine works", "see the lines above", is_needed=True)
+        return Check("mapping", "ok", f"with {works[0].provider}", is_needed=True)
+    if any(report.has_hung for report in reports):
+        remedy = "run this command again when the machine is less busy"
+        return Check("mapping", "broken", "no engine finished its test in time", remedy, is_needed=True)
+    return Check("mapping", "broken", "no engine works", "see the lines above", is_needed=True)
 
 
 def _engine_check(report: EngineReport) -> Check:
