@@ -81,6 +81,20 @@ class OptionsUnusable(ServiceError):
     status = 422
 
 
+class MapUnusable(ServiceError):
+    """A folder or file is not a finished map, or two maps do not fit each other."""
+
+    code = "map_unusable"
+    status = 422
+
+
+class SampleUnusable(ServiceError):
+    """A checked sample does not fit the map, or its answers cannot be used."""
+
+    code = "sample_unusable"
+    status = 422
+
+
 class WrongUsage(ServiceError):
     """A command-line option has an invalid value."""
 

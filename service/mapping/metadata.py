@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
 import rasterio
 from numpy.typing import NDArray
+from rasterio.crs import CRS
 from rasterio.enums import Resampling
+from rasterio.transform import Affine
 from rasterio.warp import transform as transform_points
 
 from hyperscene.errors import write_error
@@ -86,7 +88,22 @@ class Tally:
         return found
 
 
-def pixel_hectares(scene: Scene, top: int, bottom: int) -> NDArray[np.float64] | None:
+class Placed(Protocol):
+    """A raster with a georeference: a scene or a map."""
+
+    @property
+    def cols(self) -> int: ...
+    @property
+    def crs(self) -> CRS | None: ...
+    @property
+    def transform(self) -> Affine: ...
+    @property
+    def gcps(self) -> Sequence[Any]: ...
+    @property
+    def is_georeferenced(self) -> bool: ...
+
+
+def pixel_hectares(scene: Placed, top: int, bottom: int) -> NDArray[np.float64] | None:
     """The area of a pixel in each of the rows top..bottom; None if it is unknown."""
     try:
         with np.errstate(all="ignore"):
@@ -96,7 +113,7 @@ def pixel_hectares(scene: Scene, top: int, bottom: int) -> NDArray[np.float64] |
     return area if area is not None and (area < LARGEST_HECTARES).all() else None
 
 
-def _pixel_hectares(scene: Scene, top: int, bottom: int) -> NDArray[np.float64] | None:
+def _pixel_hectares(scene: Placed, top: int, bottom: int) -> NDArray[np.float64] | None:
     if scene.crs is None or scene.gcps or not scene.is_georeferenced:
         return None
     square_units = abs(scene.transform.determinant)
@@ -119,7 +136,7 @@ def _pixel_hectares(scene: Scene, top: int, bottom: int) -> NDArray[np.float64] 
     return hectares
 
 
-def _mercator_shrinkage(scene: Scene, points: list[tuple[float, float]]) -> NDArray[np.float64]:
+def _mercator_shrinkage(scene: Placed, points: list[tuple[float, float]]) -> NDArray[np.float64]:
     _, latitudes = transform_points(scene.crs, "EPSG:4326", *zip(*points, strict=True))
     shrinkage: NDArray[np.float64] = np.cos(np.radians(latitudes)) ** 2
     return shrinkage
