@@ -39,6 +39,7 @@ COMMANDS = {
     "synth": Command("create a synthetic georeferenced scene with known classes", "cpu"),
     "train": Command("train a bundle from a scene and a few labels", "train,cpu"),
     "evaluate": Command("measure a bundle's accuracy on labelled pixels", "train,cpu"),
+    "assess": Command("draw a sample of a map, and estimate accuracy and areas from it", "cpu"),
     "study": Command("repeat the paper's experiments on a labelled scene, with a report", "train,study,cpu"),
 }
 
