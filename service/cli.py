@@ -40,6 +40,10 @@ COMMANDS = {
     "train": Command("train a bundle from a scene and a few labels", "train,cpu"),
     "evaluate": Command("measure a bundle's accuracy on labelled pixels", "train,cpu"),
     "assess": Command("draw a sample of a map, and estimate accuracy and areas from it", "cpu"),
+    "report": Command("write a page about a map that a person can print and sign", "cpu"),
+    "vectors": Command("write a map's classes as polygons", "cpu"),
+    "zones": Command("count a map's classes in polygons, with areas and intervals", "cpu"),
+    "compare": Command("find what changed between two maps of the same place", "cpu"),
     "study": Command("repeat the paper's experiments on a labelled scene, with a report", "train,study,cpu"),
 }
 

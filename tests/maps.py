@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import rasterio
 from rasterio.crs import CRS
 from rasterio.transform import Affine
 
 from hyperscene.service.assessment.finished_map import FinishedMap, open_map
+from hyperscene.service.mapping.gdal import ignore_missing_georeference
 from hyperscene.service.mapping.metadata import write_json
 from tests.scenes import GRID, UTM, write_tif
 
@@ -26,12 +28,15 @@ def write_map(
     """A folder with classes.tif and a summary."""
     folder.mkdir(parents=True, exist_ok=True)
     write_tif(folder / "classes.tif", classes.astype(np.uint8), nodata=0, crs=crs, transform=transform)
+    with ignore_missing_georeference(), rasterio.open(folder / "classes.tif", "r+") as raster:
+        raster.write_colormap(1, {value: (40 * value, 90, 200 - 30 * value, 255) for value in range(1, len(names) + 1)})
     entries = [
         {"value": value, "name": name, "color": color, "pixels": int((classes == value).sum()), "share": 0.0,
          "hectares": None}
         for value, (name, color) in enumerate(zip(names, COLORS, strict=False), start=1)
     ]  # fmt: skip
-    write_json(folder / "summary.json", {"scene": {"name": folder.name}, "classes": entries, "warnings": []})
+    scene = {"name": folder.name, "rows": classes.shape[0], "cols": classes.shape[1], "bands": 5}
+    write_json(folder / "summary.json", {"scene": scene, "classes": entries, "no_data_pixels": 0, "warnings": []})
     return open_map(folder)
 
 

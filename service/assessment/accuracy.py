@@ -125,19 +125,29 @@ def assess(
             )
         estimator = "stratified" if is_same else "other strata"
         totals, strata, names = design_totals(design), _designed_strata(usable, design), design.class_names
-    weights, pixels = totals.weights, totals.pixels
-    strata, weights, pixels, merged = _merge_small(strata, weights, pixels)
-    points = CheckedPoints(strata, mapped, usable.classes, weights, pixels, len(finished.class_names))
+    found, merged = assess_points(strata, mapped, usable.classes, totals, len(finished.class_names))
     return AccuracyReport(
         finished=finished,
         estimator=estimator,
         totals=totals if estimator != "other strata" else finished.totals(),
-        assessment=estimate(points),
+        assessment=found,
         points=len(mapped),
         cannot_tell=answers.cannot_tell,
         unanswered=answers.unanswered,
         notes=tuple(_notes(answers, design, [names[number] for number in merged])),
     )
+
+
+def assess_points(
+    strata: NDArray[np.int64],
+    mapped: NDArray[np.int64],
+    reference: NDArray[np.int64],
+    totals: Totals,
+    classes: int,
+) -> tuple[Assessment, list[int]]:
+    """The estimates of points whose strata have these totals; returns also the strata that were joined."""
+    strata, weights, pixels, merged = _merge_small(strata, totals.weights, totals.pixels)
+    return estimate(CheckedPoints(strata, mapped, reference, weights, pixels, classes)), merged
 
 
 def design_totals(design: Design) -> Totals:

@@ -107,11 +107,17 @@ def _report(options: argparse.Namespace) -> int:
 
 def write_report(report: AccuracyReport, folder: Path) -> None:
     """Write accuracy.json, accuracy.csv and accuracy.html."""
+    document = json_text(report.record(), indent=2) + "\n"
+    texts = {"accuracy.json": document, "accuracy.csv": report.csv_text(), "accuracy.html": accuracy_page(report)}
+    write_texts(folder, texts)
+
+
+def write_texts(folder: Path, texts: dict[str, str]) -> None:
+    """Write files of text into a folder, which is made if it is missing."""
     _make_folder(folder)
     try:
-        (folder / "accuracy.json").write_text(json_text(report.record(), indent=2) + "\n", encoding="utf-8")
-        (folder / "accuracy.csv").write_text(report.csv_text(), encoding="utf-8")
-        (folder / "accuracy.html").write_text(accuracy_page(report), encoding="utf-8")
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise write_error(error) from error
 
