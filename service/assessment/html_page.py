@@ -12,7 +12,8 @@ body { font: 15px/1.45 system-ui, sans-serif; color: #1d2430; max-width: 62rem; 
 h1 { font-size: 1.6rem; margin: 0 0 .3rem } h2 { font-size: 1.15rem; margin: 1.8rem 0 .5rem }
 table { border-collapse: collapse; width: 100%; font-size: .9rem } caption { text-align: left; padding: .2rem 0 }
 th, td { padding: .25rem .5rem; border-bottom: 1px solid #d5dae2; text-align: right; vertical-align: top }
-th:first-child, td:first-child, td.text { text-align: left } thead th { border-bottom: 2px solid #1d2430 }
+th:first-child, td:first-child, td.text { text-align: left }
+.facts th { width: 14rem } .facts td { overflow-wrap: anywhere } thead th { border-bottom: 2px solid #1d2430 }
 .swatch { display: inline-block; width: .9em; height: .9em; margin-right: .4em; border: 1px solid #5a6372;
   vertical-align: -.1em; print-color-adjust: exact; -webkit-print-color-adjust: exact }
 .note { border-left: 4px solid #b7791f; background: #fdf6e7; padding: .4rem .8rem; margin: .4rem 0 }
@@ -62,6 +63,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "")
         cells = "".join(f"<td{_kind(cell)}>{html(cell)}</td>" for cell in others)
         lines.append(f'<tr><th scope="row">{html(first)}</th>{cells}</tr>')
     return Markup('<div class="wide"><table>' + "\n".join(lines) + "</tbody></table></div>")
+
+
+def facts(rows: Iterable[tuple[str, Any]]) -> Markup:
+    """A table of names and values; empty values are left out."""
+    lines = [
+        f'<tr><th scope="row">{html(name)}</th><td class="text">{html(value)}</td></tr>'
+        for name, value in rows
+        if value not in (None, "")
+    ]
+    return Markup('<div class="wide"><table class="facts">' + "\n".join(lines) + "</table></div>")
 
 
 def _kind(cell: Any) -> str:

@@ -14,6 +14,7 @@ from hyperscene.service.assessment.accuracy_page import accuracy_parts
 from hyperscene.service.assessment.finished_map import SUMMARY, FinishedMap, file_sha256
 from hyperscene.service.assessment.html_page import (
     Markup,
+    facts,
     heading,
     interval,
     note,
@@ -131,9 +132,9 @@ def report_page(document: dict[str, Any], finished: FinishedMap) -> str:
     parts += [note(f"{text[0].upper()}{text[1:]}.") for text in document["warnings"]]
     parts += [
         heading("Model and settings"),
-        table(["", ""], _model_rows(document)),
+        _model(document),
         heading("Files"),
-        table(["file", "SHA-256"], document["sha256"].items()),
+        facts(document["sha256"].items()),
         Markup('<div class="sign"><div>Place, date</div><div>Name, signature</div></div>'),
     ]
     return page(document["title"], parts)
@@ -141,16 +142,17 @@ def report_page(document: dict[str, Any], finished: FinishedMap) -> str:
 
 def _facts(document: dict[str, Any]) -> Markup:
     scene = document["scene"]
-    rows = [
-        ["Scene", scene.get("name")],
-        ["Sensor", scene.get("sensor")],
-        ["Acquired", scene.get("acquired") or scene.get("date")],
-        ["Size", f"{scene['rows']} x {scene['cols']} pixels, {scene['bands']} bands"],
-        ["Coordinate system", document["crs"] or "none"],
-        ["Mapped", document["mapped"]],
-        ["Report made", document["made"]],
-    ]
-    return table(["", ""], [row for row in rows if row[1]])
+    return facts(
+        [
+            ("Scene", scene.get("name")),
+            ("Sensor", scene.get("sensor")),
+            ("Acquired", scene.get("acquired")),
+            ("Size", f"{scene['rows']} x {scene['cols']} pixels, {scene['bands']} bands"),
+            ("Coordinate system", document["crs"] or "none"),
+            ("Mapped", document["mapped"]),
+            ("Report made", document["made"]),
+        ]
+    )
 
 
 def _areas(document: dict[str, Any]) -> Markup:
@@ -184,19 +186,19 @@ def _applicability(document: dict[str, Any]) -> list[Markup]:
     ]
 
 
-def _model_rows(document: dict[str, Any]) -> list[list[Any]]:
+def _model(document: dict[str, Any]) -> Markup:
     model, training = document["model"], document["model"]["training"] or {}
     scores = ", ".join(f"{name} {value}" for name, value in training.get("scores", {}).items())
-    rows = [
-        ["Model", model.get("name")],
-        ["Model's SHA-256", model.get("sha256")],
-        ["Trained on", training.get("scene")],
-        ["Training labels", training.get("labels")],
-        ["Training pixels", training.get("training_pixels")],
-        ["Scores of training", scores],
-        ["Digest of scene and labels", training.get("data_digest")],
-        *[[f"Setting {name}", value] for name, value in document["settings"].items()],
-        *[[name.capitalize(), value] for name, value in document["engine"].items()],
-        *[[f"hyperscene ({name})", value] for name, value in document["versions"].items()],
+    rows: list[tuple[str, Any]] = [
+        ("Model", model.get("name")),
+        ("Model's SHA-256", model.get("sha256")),
+        ("Trained on", training.get("scene")),
+        ("Training labels", training.get("labels")),
+        ("Training pixels", training.get("training_pixels")),
+        ("Scores of training", scores),
+        ("Digest of scene and labels", training.get("data_digest")),
+        *[(f"Setting {name}", value) for name, value in document["settings"].items()],
+        *[(name.capitalize(), value) for name, value in document["engine"].items()],
+        *[(f"hyperscene ({name})", value) for name, value in document["versions"].items()],
     ]
-    return [row for row in rows if row[1] not in (None, "")]
+    return facts(rows)
