@@ -96,7 +96,8 @@ def draw_sample(finished: FinishedMap, options: SampleOptions, buffer: LabelBuff
     if not frame.pixels.any():
         raise SampleUnusable("the map has no pixel to draw from: choose a smaller buffer, or another map")
     sizes = allocate(frame.pixels, options)
-    generator = random.Random(options.seed)  # nosec B311: a sample, no secret
+    # Python promises the same draws in all versions.
+    generator = random.Random(options.seed)  # nosec B311
     ranks = [
         np.sort(np.array(generator.sample(range(int(pixels)), int(size)), np.int64))
         for pixels, size in zip(frame.pixels, sizes, strict=True)
