@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -82,6 +81,7 @@ def write_cube(kind: str, folder: Path, rows: int, cols: int, nm: np.ndarray, dt
     with h5py.File(path, "w") as file:
         if is_emit:
             file.attrs["instrument"] = np.bytes_("EMIT")
+            write_table(file, rows, cols)
             cube = file.create_dataset(
                 "reflectance", (rows, cols, bands), dtype, chunks=tuple(map(min, chunks, (rows, cols, bands))),
                 compression="gzip", compression_opts=4,
@@ -112,14 +112,35 @@ def write_cube(kind: str, folder: Path, rows: int, cols: int, nm: np.ndarray, dt
     return path
 
 
+def write_table(file: h5py.File, rows: int, cols: int) -> None:
+    """A lookup table (GLT) of a swath that is turned by 12 degrees on the ground."""
+    cosine, sine = np.cos(np.radians(12)), np.sin(np.radians(12))
+    height, width = (round(a * cosine + b * sine) + 1 for a, b in ((rows, cols), (cols, rows)))
+    down, right = np.mgrid[:height, :width].astype(np.float32)
+    down, right = down - (height - 1) / 2, right - (width - 1) / 2
+    row = np.rint(cosine * down - sine * right + (rows - 1) / 2).astype(np.int32)
+    col = np.rint(sine * down + cosine * right + (cols - 1) / 2).astype(np.int32)
+    is_inside = (row >= 0) & (row < rows) & (col >= 0) & (col < cols)
+    for name, index in (("glt_x", col), ("glt_y", row)):
+        file.create_dataset(f"location/{name}", data=np.where(is_inside, index + 1, 0), chunks=True, compression="gzip")
+    file.attrs["spatial_ref"] = np.bytes_(rasterio.crs.CRS.from_epsg(4326).to_wkt())
+    file.attrs["geotransform"] = np.array([13.0, 0.0005, 0, 52.5, 0, -0.0005])
+
+
+def on_ground(product: Path, classes: np.ndarray) -> np.ndarray:
+    """A class map in sensor geometry, laid out by the product's own table."""
+    with h5py.File(product) as file:
+        col, row = file["location/glt_x"][()], file["location/glt_y"][()]
+    return np.where(col > 0, classes[row - 1, col - 1], 0)
+
+
 def classify(scene: Path, output: Path) -> tuple[float, int]:
-    """Seconds, and the largest resident memory in bytes."""
-    began = time.monotonic()
+    """CPU seconds, and the largest resident memory in bytes."""
     command = [sys.executable, "-m", "hyperscene.service.cli", "classify", scene, "-o", output, "--bundle", DEMO_BUNDLE]
     process = os.posix_spawn(sys.executable, list(map(str, command)), os.environ)
     _, status, used = os.wait4(process, 0)
     assert status == 0
-    return time.monotonic() - began, used.ru_maxrss << 10
+    return used.ru_utime + used.ru_stime, used.ru_maxrss << 10
 
 
 @pytest.mark.slow
@@ -137,7 +158,10 @@ def test_a_full_size_product_costs_what_its_geotiff_costs(tmp_path, request, kin
     for name in measured:
         with rasterio.open(tmp_path / f"{name}-0" / "classes.tif") as file:
             maps.append(file.read(1))
+    if kind == "EMIT netCDF":
+        maps[1] = on_ground(product, maps[1])
+    assert maps[0].shape == maps[1].shape
     assert (maps[0] == maps[1]).mean() > 0.999
     for name, runs in measured.items():
         seconds, used = min(run[0] for run in runs), max(run[1] for run in runs)
-        print(f"\n{kind}, {rows} x {cols} x {SIZES[kind][2]}, {name}: {seconds:.1f} s, {used >> 20} MB", end="")
+        print(f"\n{kind}, {rows} x {cols} x {SIZES[kind][2]}, {name}: {seconds:.1f} CPU s, {used >> 20} MB", end="")
