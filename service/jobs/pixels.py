@@ -56,7 +56,7 @@ def _read(request: dict[str, Any]) -> dict[str, Any]:
     )
     row, col = request["pixel"]
     if scene.ground is not None:  # a pixel of the map
-        from hyperscene.service.mapping.ground import NONE, open_ground  # 6 MB, for swaths only
+        from hyperscene.service.mapping.swaths import NONE, open_ground  # 6 MB, for swaths only
 
         with open_ground(scene) as (_, lookup):
             index = int(lookup.find(Window(col, row, 1, 1))[0, 0])

@@ -9,6 +9,7 @@ from rasterio.windows import Window
 from hyperscene.service.mapping.limits import Limits
 from hyperscene.service.mapping.options import STRIDES
 from hyperscene.service.mapping.products.masks import open_masks
+from hyperscene.service.mapping.products.product import CubeImage
 from hyperscene.service.mapping.scenes import Scene
 
 MASK_ROWS, COUNTED_PIXELS = 256, 50_000_000
@@ -20,7 +21,7 @@ def describe_header(scene: Scene) -> dict[str, Any]:
     nm, transform, blocks = scene.wavelengths_nm, scene.transform, scene.blocks
     cells = blocks and {str(stride): blocks.count_cells(scene.bands, stride) for stride in STRIDES}
     return ({} if cells is None else {"cells_with_data": cells}) | {
-        "format": FORMAT_NAMES[scene.driver],
+        "format": "array" if _is_array(scene) else FORMAT_NAMES[scene.driver],
         "rows": scene.rows,
         "cols": scene.cols,
         "type": scene.dtype,
@@ -38,6 +39,11 @@ def describe_header(scene: Scene) -> dict[str, Any]:
         "warnings": list(scene.warnings),
         **describe_product(scene),
     }
+
+
+def _is_array(scene: Scene) -> bool:
+    """Whether the samples are in an array file, such as .npy or classic netCDF."""
+    return isinstance(scene.image, CubeImage) and scene.image.datasets[0].offset > 0
 
 
 def describe_product(scene: Scene) -> dict[str, Any]:
@@ -62,7 +68,7 @@ def describe_ground(scene: Scene, limits: Limits) -> dict[str, Any]:
     """The grid of the map of a scene in sensor geometry; nothing for other scenes."""
     if scene.ground is None:
         return {}
-    from hyperscene.service.mapping.ground import open_ground  # 6 MB, for swaths only
+    from hyperscene.service.mapping.swaths import open_ground  # 6 MB, for swaths only
 
     with open_ground(scene) as (placed, _):
         limits.check_size(f"the map of {scene.name}", placed.rows, placed.cols, len(scene.bands))
@@ -80,7 +86,8 @@ def mask_shares(scene: Scene) -> dict[str, float]:
     shares = {}
     for kind in scene.mask_kinds:
         masked = counted = 0
-        with open_masks([layer for layer in scene.layers if layer.kind == kind]) as masks:
+        layers = [layer for layer in scene.layers if layer.kind == kind]
+        with open_masks(layers, scene.bands, scene.work) as masks:
             for top in tops:
                 found = masks.is_masked(Window(0, top, scene.cols, min(MASK_ROWS, scene.rows - top)))
                 masked, counted = masked + int(found.sum()), counted + found.size

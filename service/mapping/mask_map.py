@@ -46,7 +46,7 @@ def write_mask(folder: Path, scene: Scene) -> dict[str, int]:
 def _codes(folder: Path, scene: Scene) -> Iterator[tuple[Window, NDArray[np.uint8]]]:
     with ignore_missing_georeference():
         classes = rasterio.open(plain_name(folder, "classes.tif"), driver="GTiff")
-    with classes, open_masks(scene.masks) as masks:
+    with classes, open_masks(scene.masks, scene.bands, scene.work) as masks:
         for top in range(0, scene.rows, ROWS):
             window = Window(0, top, scene.cols, min(ROWS, scene.rows - top))
             yield window, masks.codes(window, classes.read(1, window=window) > 0)

@@ -108,7 +108,8 @@ def write_picture(scene: Scene, bands: Bands, folder: Path, threads: int = 1) ->
         except GDAL_ERRORS as error:
             raise write_error(error) from error
     if scene.ground is not None:
-        from hyperscene.service.mapping.ground import lay_out, open_ground  # 6 MB, for swaths only
+        from hyperscene.service.mapping.ground import lay_out  # 6 MB, for swaths only
+        from hyperscene.service.mapping.swaths import open_ground
 
         with open_ground(scene) as (placed, lookup):
             lay_out(plain, placed, lookup, scene.cols)

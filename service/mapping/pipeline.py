@@ -21,7 +21,7 @@ from hyperscene.model.bundle import Bundle
 from hyperscene.service.mapping.band_view import BandView, Sample, band_warnings, unit_warning, view_scene
 from hyperscene.service.mapping.classify import BEFORE_STRIPS, RemoteEngine, RunControl
 from hyperscene.service.mapping.engines import Engine
-from hyperscene.service.mapping.ground import hectares_of, lay_out, open_ground
+from hyperscene.service.mapping.ground import hectares_of, lay_out
 from hyperscene.service.mapping.lattice import Plan, Strip
 from hyperscene.service.mapping.mask_map import MASK_NAME, write_mask
 from hyperscene.service.mapping.metadata import (
@@ -41,6 +41,7 @@ from hyperscene.service.mapping.remote import is_remote
 from hyperscene.service.mapping.scenes import Scene, require_unchanged
 from hyperscene.service.mapping.strip_mapper import StripMapper, plan_scene
 from hyperscene.service.mapping.strips import Checkpoint, ProbabilityType, StoredStrip
+from hyperscene.service.mapping.swaths import open_ground
 
 
 def map_scene(

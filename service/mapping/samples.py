@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import rasterio
 from numpy.typing import NDArray
-from rasterio.windows import Window
 
 from hyperscene.service.mapping.gdal import open_dataset
-from hyperscene.service.mapping.products.cube_files import Report, open_cube, open_in_place, probe_bytes
+from hyperscene.service.mapping.products.cube_files import Report, open_in_place, probe_bytes
+from hyperscene.service.mapping.products.image_files import open_image
 from hyperscene.service.mapping.products.product import CubeImage
 from hyperscene.service.mapping.remote_file import open_remote
 from hyperscene.service.mapping.scene_header import Scene
@@ -39,36 +39,12 @@ def open_probe(scene: Scene, cols: int) -> Iterator[Any]:
 @contextmanager
 def open_samples(scene: Scene, report: Report | None = None) -> Iterator[Any]:
     """What reads a scene's samples: a GDAL dataset, or an object with its method `read`."""
-    if isinstance(scene.image, CubeImage):
-        with open_cube(scene.image, scene.work, report) as cube:
-            yield cube
-    elif scene.image is not None and len(scene.image.paths) > 1:
-        with ExitStack() as stack:
-            yield _Stack([stack.enter_context(open_dataset(path, scene.driver)) for path in scene.image.paths])
+    if scene.image is not None:
+        with open_image(scene.image, scene.work, report) as image:
+            yield image
     else:
         with open_remote(scene.path) as remote, open_dataset(scene.path, scene.driver, remote) as dataset:
             yield dataset
-
-
-class _Stack:
-    """The bands of several datasets on one grid, counted from 1 across them."""
-
-    def __init__(self, datasets: Sequence[Any]) -> None:
-        self._datasets = datasets
-        self.block_shapes = datasets[0].block_shapes
-        self.count = sum(dataset.count for dataset in datasets)
-
-    def read(self, bands: Sequence[int], window: Window | None = None) -> NDArray[Any]:
-        """Samples (bands, rows, cols)."""
-        parts, first = [], 0
-        places: list[int] = []
-        for dataset in self._datasets:
-            own = [place for place, band in enumerate(bands) if first < band <= first + dataset.count]
-            if own:
-                parts.append(dataset.read([bands[place] - first for place in own], window=window))
-                places += own
-            first += dataset.count
-        return np.concatenate(parts)[np.argsort(places)]
 
 
 def is_nodata(raw: NDArray[Any], nodata: tuple[float | None, ...]) -> NDArray[np.bool_]:

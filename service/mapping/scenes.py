@@ -174,7 +174,11 @@ def read_cube(scene: Scene, window: Window | None = None) -> tuple[NDArray[np.fl
 def open_pixels(scene: Scene, report: Report | None = None) -> Iterator[SceneReader]:
     """A reader of the scene's pixels, for one thread; `report` is called while a cube is rewritten, once."""
     try:
-        with open_samples(scene, report) as dataset, _rows_kept(scene, dataset), open_masks(scene.masks) as masks:
+        with (
+            open_samples(scene, report) as dataset,
+            _rows_kept(scene, dataset),
+            open_masks(scene.masks, scene.bands, scene.work) as masks,
+        ):
             yield SceneReader(scene, dataset, masks)
     except GDAL_ERRORS as error:
         if is_remote(scene.path):

@@ -32,13 +32,6 @@ Report = Callable[[int, int], None]  # bytes done, of how many
 _lock = threading.Lock()
 
 
-class Samples(Protocol):
-    """Samples as they are stored."""
-
-    def read(self, bands: Sequence[int], window: Window | None = None) -> NDArray[Any]:
-        """Samples (bands, rows, cols) of bands counted from 1."""
-
-
 class _Rows(Protocol):
     """Rows of a cube with all its columns."""
 

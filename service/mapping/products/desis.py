@@ -14,7 +14,7 @@ import numpy as np
 from hyperscene.errors import SceneIncomplete, SceneUnreadable
 from hyperscene.model.spectra import parse_list
 from hyperscene.service.mapping.products.metadata_xml import read_xml, text_of
-from hyperscene.service.mapping.products.product import MaskKind, MaskLayer, Numbers, Product, RasterImage
+from hyperscene.service.mapping.products.product import MaskKind, MaskLayer, Numbers, Plane, Product, RasterImage
 
 NAMES = re.compile(r"(?P<stem>DESIS-HSI-(?P<level>L1C|L2A)-.+?)-(METADATA\.xml|SPECTRAL_IMAGE\.(tiff?|hdr))", re.I)
 # Layers of QL_QUALITY-2 from 1; 2 is land, 9 aerosol and 10 water vapour.
@@ -64,7 +64,7 @@ def describe(image: Path, siblings: Sequence[Path]) -> Product:
         fwhm_nm=fwhm,
         scales=gains,
         offsets=offsets,
-        masks=() if quality is None else tuple(MaskLayer(kind, quality, band=band) for kind, band in LAYERS),
+        masks=() if quality is None else tuple(MaskLayer(kind, Plane(quality, band=band)) for kind, band in LAYERS),
     )
 
 

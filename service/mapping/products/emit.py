@@ -15,14 +15,15 @@ from rasterio.transform import Affine
 from hyperscene.errors import SceneUnreadable
 from hyperscene.service.mapping.products.cube_files import cube_image
 from hyperscene.service.mapping.products.hdf5 import Hdf5File, open_hdf5
-from hyperscene.service.mapping.products.product import CubeDataset, LookupTable, MaskLayer, Product
+from hyperscene.service.mapping.products.product import CubeDataset, LookupTable, MaskLayer, Plane, Product
 from hyperscene.service.mapping.scene_checks import refuse_grids
 
 CUBES = {"reflectance": ("L2A", "reflectance"), "radiance": ("L1B", "uW/(cm2 sr nm)")}
 NODATA = -9999.0
 MASK_NAME = re.compile(r"EMIT_L2A_MASK_.+\.nc", re.IGNORECASE)
 # The names of flags in `mask_bands`, without "flag".
-MASKS = {"cloud": "cloud", "cirrus": "cirrus", "water": "water", "dilated cloud": "dilated-cloud"}
+MASKS = {"cloud": "cloud", "cirrus": "cirrus", "water": "water", "dilated cloud": "dilated-cloud",
+         "aggregate": "aggregate"}  # fmt: skip
 
 
 def describe(file: Hdf5File) -> Product | None:
@@ -70,7 +71,8 @@ def _lookup(file: Hdf5File) -> LookupTable | None:
     if numbers is None or len(numbers) != 6 or not wkt or not (file.has(columns) and file.has(rows)):
         return None
     refuse_grids(file.path.name, wkt.encode())
-    return LookupTable(file.path, columns, rows, CRS.from_wkt(wkt), Affine.from_gdal(*numbers.tolist()))
+    planes = Plane(file.path, columns), Plane(file.path, rows)
+    return LookupTable(*planes, CRS.from_wkt(wkt), Affine.from_gdal(*numbers.tolist()))
 
 
 def _masks(file: Hdf5File, rows: int, cols: int) -> tuple[MaskLayer, ...]:
@@ -84,7 +86,7 @@ def _masks(file: Hdf5File, rows: int, cols: int) -> tuple[MaskLayer, ...]:
         if not masks.has("mask") or masks.dataset("mask").shape[:2] != (rows, cols):
             raise SceneUnreadable(f"{path.name} has not the size of {file.path.name}: copy both again, or remove it")
     return tuple(
-        MaskLayer(MASKS[name], path, "mask", band, values=(1,))  # type: ignore[arg-type]
+        MaskLayer(MASKS[name], Plane(path, "mask", band), values=(1,))  # type: ignore[arg-type]
         for band, name in enumerate(names, start=1)
         if name in MASKS
     )

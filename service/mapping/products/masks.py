@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,14 @@ from numpy.typing import NDArray
 from rasterio.windows import Window
 
 from hyperscene.errors import OptionsUnusable
-from hyperscene.service.mapping.gdal import open_dataset
-from hyperscene.service.mapping.products.hdf5 import hdf5_errors, open_hdf5
-from hyperscene.service.mapping.products.product import DEFAULT_MASKS, MASK_KINDS, MaskLayer
+from hyperscene.service.mapping.products.image_files import open_image
+from hyperscene.service.mapping.products.planes import open_plane
+from hyperscene.service.mapping.products.product import DEFAULT_MASKS, MASK_KINDS, MaskLayer, Plane
 
 NONE = "none"
 # Values of mask.tif: 0 is a mapped pixel, 1 one without data, then the kinds in this order.
 MISSING = 1
 CODES = {kind: code for code, kind in enumerate(MASK_KINDS, start=MISSING + 1)}
-CACHE_BYTES = 16 << 20
 
 Mask = NDArray[np.bool_]
 _Read = Callable[[Window], Mask]
@@ -77,25 +77,23 @@ class MaskReader:
 
 
 @contextmanager
-def open_masks(layers: Sequence[MaskLayer]) -> Iterator[MaskReader]:
-    """A reader of the layers, for one thread."""
+def open_masks(layers: Sequence[MaskLayer], bands: Sequence[int], work: Path | None = None) -> Iterator[MaskReader]:
+    """A reader of the layers, for one thread; flags of samples count in these bands of the image."""
     with ExitStack() as stack:
-        yield MaskReader([(layer.kind, _reader(layer, stack)) for layer in layers])
+        yield MaskReader([(layer.kind, _reader(layer, bands, work, stack)) for layer in layers])
 
 
-def _reader(layer: MaskLayer, stack: ExitStack) -> _Read:
-    if not layer.dataset:
-        dataset = stack.enter_context(open_dataset(layer.path, "GTiff"))
-        return lambda window: _matches(layer, dataset.read(layer.band, window=window))
-    found = stack.enter_context(open_hdf5(layer.path, CACHE_BYTES)).dataset(layer.dataset)
+def _reader(layer: MaskLayer, bands: Sequence[int], work: Path | None, stack: ExitStack) -> _Read:
+    top, left = layer.first
+    if isinstance(layer.source, Plane):
+        read = stack.enter_context(open_plane(layer.source)).read
+        return lambda window: _matches(layer, read(_moved(window, top, left)))
+    flags = stack.enter_context(open_image(layer.source.image, work))
+    return lambda window: np.asarray(_matches(layer, flags.read(bands, window=_moved(window, top, left))).any(axis=0))
 
-    def read(window: Window) -> Mask:
-        rows, cols = (slice(start, stop) for start, stop in window.toranges())
-        index = (rows, cols) if found.ndim == 2 else (rows, cols, layer.band - 1)
-        with hdf5_errors(layer.path):
-            return _matches(layer, np.asarray(found[index]))
 
-    return read
+def _moved(window: Window, down: int, right: int) -> Window:
+    return Window(window.col_off + right, window.row_off + down, window.width, window.height)
 
 
 def _matches(layer: MaskLayer, samples: NDArray[Any]) -> Mask:

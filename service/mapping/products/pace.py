@@ -9,7 +9,8 @@ import numpy as np
 
 from hyperscene.service.mapping.products.cube_files import cube_image
 from hyperscene.service.mapping.products.hdf5 import Hdf5File
-from hyperscene.service.mapping.products.product import CubeDataset, MaskKind, MaskLayer, PixelPositions, Product
+from hyperscene.service.mapping.products.planes import find_positions
+from hyperscene.service.mapping.products.product import CubeDataset, MaskKind, MaskLayer, Plane, Product
 
 CUBES = {"rhos": "reflectance", "Rrs": "1/sr"}
 FLAGS: dict[MaskKind, str] = {"cloud": "CLDICE", "saturated": "HILT"}
@@ -24,7 +25,6 @@ def describe(file: Hdf5File) -> Product | None:
     image = cube_image(file, [CubeDataset(cube, "rcb")], nodata=file.number("_FillValue", cube))
     nm = file.values("sensor_band_parameters/wavelength_3d")
     scale, offset = file.number("scale_factor", cube), file.number("add_offset", cube)
-    lon, lat = "navigation_data/longitude", "navigation_data/latitude"
     return Product(
         sensor="PACE OCI",
         level="L2",
@@ -36,7 +36,7 @@ def describe(file: Hdf5File) -> Product | None:
         scales=np.full(image.bands, 1.0 if scale is None else scale),
         offsets=np.full(image.bands, offset or 0.0),
         masks=_masks(file),
-        ground=PixelPositions(file.path, lon, lat) if file.has(lon) and file.has(lat) else None,
+        ground=find_positions(file, "navigation_data/longitude", "navigation_data/latitude"),
     )
 
 
@@ -47,5 +47,5 @@ def _masks(file: Hdf5File) -> tuple[MaskLayer, ...]:
     names = file.text("flag_meanings", flags).split() if bits is not None else []
     known = {} if bits is None else dict(zip(names, bits, strict=False))
     return tuple(
-        MaskLayer(kind, file.path, flags, bits=int(known[name])) for kind, name in FLAGS.items() if name in known
+        MaskLayer(kind, Plane(file.path, flags), bits=int(known[name])) for kind, name in FLAGS.items() if name in known
     )

@@ -12,11 +12,15 @@ from rasterio.transform import Affine, from_origin
 from hyperscene.errors import SceneUnreadable
 from hyperscene.service.mapping.products.cube_files import cube_image
 from hyperscene.service.mapping.products.hdf5 import Hdf5File
+from hyperscene.service.mapping.products.planes import find_positions
 from hyperscene.service.mapping.products.product import (
+    BandFlags,
     CubeDataset,
+    CubeImage,
+    MaskKind,
     MaskLayer,
     Numbers,
-    PixelPositions,
+    Plane,
     Product,
     overlapping_bands,
 )
@@ -26,6 +30,12 @@ DETECTORS = ("Vnir", "Swir")
 RADIANCE = "W/(m2 sr um)"
 STEPS = 65535.0  # the highest sample of level 2
 PIXEL_M = 30.0
+# Pixel error matrices, and their values. Level 1: 1 is a defective pixel, 2 saturated, 3 of lower confidence, 4 not a
+# number. Level 2: 1 is invalid in level 1, 2 negative; SNAP takes 3 as saturated and EnMAP-Box 4, so both count.
+SAMPLE_FLAGS: dict[str, tuple[str, dict[MaskKind, tuple[int, ...]]]] = {
+    "L1": ("PIXEL_SAT_ERR_MATRIX", {"saturated": (2,), "defective": (1, 4)}),
+    "L2": ("PIXEL_L2_ERR_MATRIX", {"saturated": (3, 4), "defective": (1,)}),
+}
 NOT_A_BAND = "not a band of this product (flag 0)"
 
 
@@ -45,6 +55,8 @@ def describe(file: Hdf5File) -> Product | None:
     dropped = {int(index) + 1: NOT_A_BAND for index in np.flatnonzero(~is_band)}
     scales, offsets = _scales(file, level, counts)
     crs, transform = _grid(file) if level == "L2D" else (None, None)
+    detector = "_VNIR" if level == "L1" else ""
+    places = [f"{swath}/Geolocation Fields/{name}{detector}" for name in ("Longitude", "Latitude")]
     return Product(
         sensor="PRISMA",
         level=level,
@@ -57,10 +69,10 @@ def describe(file: Hdf5File) -> Product | None:
         scales=scales,
         offsets=offsets,
         dropped=overlapping_bands(np.where(is_band, nm, 0), is_swir) | dropped,
-        masks=_masks(file, swath) if level == "L1" else (),
+        masks=(*_masks(file, swath), *_flags(file, swath, level, image)),
         crs=crs,
         transform=transform,
-        ground=None if level == "L2D" else _positions(file, swath, level),
+        ground=None if level == "L2D" else find_positions(file, *places),
     )
 
 
@@ -99,18 +111,27 @@ def _grid(file: Hdf5File) -> tuple[CRS, Affine]:
     return CRS.from_epsg(int(epsg)), from_origin(east - PIXEL_M / 2, north + PIXEL_M / 2, PIXEL_M, PIXEL_M)
 
 
-def _positions(file: Hdf5File, swath: str, level: str) -> PixelPositions | None:
-    ending = "_VNIR" if level == "L1" else ""
-    lon, lat = (f"{swath}/Geolocation Fields/{name}{ending}" for name in ("Longitude", "Latitude"))
-    return PixelPositions(file.path, lon, lat) if file.has(lon) and file.has(lat) else None
-
-
 def _masks(file: Hdf5File, swath: str) -> tuple[MaskLayer, ...]:
     """Level 1 has a cloud mask (1: cloud) and a land cover mask (0: water, 1: snow)."""
-    cloud, cover = (f"{swath}/Data Fields/{name}" for name in ("Cloud_Mask", "LandCover_Mask"))
-    layers = (
-        MaskLayer("cloud", file.path, cloud, values=(1,)),
-        MaskLayer("water", file.path, cover, values=(0,)),
-        MaskLayer("snow", file.path, cover, values=(1,)),
+    layers: tuple[tuple[MaskKind, str, int], ...] = (
+        ("cloud", "Cloud_Mask", 1),
+        ("water", "LandCover_Mask", 0),
+        ("snow", "LandCover_Mask", 1),
     )
-    return tuple(layer for layer in layers if file.has(layer.dataset))
+    return tuple(
+        MaskLayer(kind, Plane(file.path, f"{swath}/Data Fields/{name}"), values=(value,))
+        for kind, name, value in layers
+        if file.has(f"{swath}/Data Fields/{name}")
+    )
+
+
+def _flags(file: Hdf5File, swath: str, level: str, image: CubeImage) -> tuple[MaskLayer, ...]:
+    """The pixel error matrices, which have the axes of the cubes."""
+    name, kinds = SAMPLE_FLAGS["L1" if level == "L1" else "L2"]
+    datasets = [CubeDataset(f"{swath}/Data Fields/{detector.upper()}_{name}", "rbc") for detector in DETECTORS]
+    if not all(file.has(dataset.name) for dataset in datasets):
+        return ()
+    flags = cube_image(file, datasets, nodata=None)
+    if (flags.rows, flags.cols, flags.bands) != (image.rows, image.cols, image.bands):
+        raise SceneUnreadable(f"the pixel error matrices of {file.path.name} have not the size of its cubes")
+    return tuple(MaskLayer(kind, BandFlags(flags), values=values) for kind, values in kinds.items())

@@ -9,14 +9,18 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from rasterio.control import GroundControlPoint
 from rasterio.crs import CRS
 from rasterio.transform import Affine
 
 Numbers = NDArray[np.float64]
 
-MaskKind = Literal["cloud", "shadow", "cirrus", "haze", "snow", "water", "saturated", "dilated-cloud", "missing"]
-MASK_KINDS = ("cloud", "shadow", "cirrus", "haze", "snow", "water", "saturated", "dilated-cloud")
+MaskKind = Literal[
+    "cloud", "shadow", "cirrus", "haze", "snow", "water", "saturated", "dilated-cloud", "defective", "aggregate",
+    "missing",
+]  # fmt: skip
+MASK_KINDS = (
+    "cloud", "shadow", "cirrus", "haze", "snow", "water", "saturated", "dilated-cloud", "defective", "aggregate",
+)  # fmt: skip
 DEFAULT_MASKS = ("cloud", "shadow")
 # A detector overlap of EnMAP and PRISMA is settled like this, as EnMAP-Box does by default.
 OVERLAP = "the overlap of both detectors, where the SWIR is used"
@@ -38,6 +42,7 @@ class RasterImage:
     paths: tuple[Path, ...]
     driver: str
     counts: tuple[int, ...] = ()  # the bands of each, if there are several
+    firsts: tuple[tuple[int, int], ...] = ()  # row and column of each where the grid begins, if they are apart
 
 
 @dataclass(frozen=True)
@@ -65,38 +70,68 @@ class CubeImage:
 
 
 @dataclass(frozen=True)
+class Plane:
+    """Values (rows, cols): a dataset of an HDF5 file, or a band of a raster."""
+
+    path: Path
+    dataset: str = ""  # of an HDF5 file
+    band: int = 1  # of a raster, or of the last axis of a dataset with three axes
+    driver: str = "GTiff"  # of a raster
+
+
+@dataclass(frozen=True)
+class BandFlags:
+    """Flags of each sample, with the bands of the image; a pixel is masked by a flag of one of the bands used."""
+
+    image: RasterImage | CubeImage
+
+
+@dataclass(frozen=True)
 class MaskLayer:
     """A layer of the size of the image; a pixel is masked by one of `values`, or by one of the `bits`."""
 
     kind: MaskKind
-    path: Path
-    dataset: str = ""  # in an HDF5 file; otherwise the file is a GeoTIFF
-    band: int = 1  # of a GeoTIFF, or of the last axis of a dataset with three axes
+    source: Plane | BandFlags
     values: tuple[int, ...] = ()  # none: every value but 0
     bits: int = 0
+    first: tuple[int, int] = (0, 0)  # row and column where the image begins
 
 
 @dataclass(frozen=True)
 class LookupTable:
     """A geometry lookup table (GLT): column and row of the image, from 1, for each pixel on the ground; 0 is none."""
 
-    path: Path
-    columns: str  # datasets of an HDF5 file
-    rows: str
+    columns: Plane
+    rows: Plane
     crs: CRS
     transform: Affine
 
 
 @dataclass(frozen=True)
 class PixelPositions:
-    """Longitude and latitude of each pixel's centre."""
+    """Coordinates of each pixel's centre; without a reference system, longitude and latitude."""
 
-    path: Path
-    lon: str  # datasets of an HDF5 file
-    lat: str
+    x: Plane
+    y: Plane
+    crs: CRS | None = None
 
 
-Ground = LookupTable | PixelPositions
+@dataclass(frozen=True)
+class RationalFunctions:
+    """Row and column of the image as ratios of cubic polynomials of longitude, latitude and height (RPC).
+
+    Each polynomial has 20 coefficients in the order of RPC00B; 0, 0 is the centre of the first pixel.
+    """
+
+    numerators: tuple[Numbers, Numbers]  # of row and column
+    denominators: tuple[Numbers, Numbers]
+    offsets: Numbers  # of row, column, longitude, latitude and height
+    scales: Numbers
+    height_m: float  # of the ground
+    corners: Numbers  # (n, 2): longitude and latitude round the image
+
+
+Ground = LookupTable | PixelPositions | RationalFunctions
 
 
 @dataclass(frozen=True)
@@ -124,9 +159,9 @@ class Product:
     offsets: Numbers | None = None
     dropped: Mapping[int, str] = field(default_factory=dict)  # the reason by band
     masks: tuple[MaskLayer, ...] = ()
+    nodata: float | None = None  # of an image that declares none
     crs: CRS | None = None
     transform: Affine | None = None
-    gcps: tuple[GroundControlPoint, ...] = ()
     ground: Ground | None = None  # for an image in sensor geometry
     warnings: tuple[str, ...] = ()
 

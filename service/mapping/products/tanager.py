@@ -13,7 +13,14 @@ from rasterio.transform import Affine
 
 from hyperscene.service.mapping.products.cube_files import cube_image
 from hyperscene.service.mapping.products.hdf5 import Hdf5File
-from hyperscene.service.mapping.products.product import CubeDataset, MaskKind, MaskLayer, PixelPositions, Product
+from hyperscene.service.mapping.products.planes import find_positions
+from hyperscene.service.mapping.products.product import (
+    CubeDataset,
+    MaskKind,
+    MaskLayer,
+    Plane,
+    Product,
+)
 
 CUBES = {"surface_reflectance": "reflectance", "toa_radiance": "W/(m2 sr um)"}
 MASKS: dict[MaskKind, str] = {"cloud": "beta_cloud_mask", "cirrus": "beta_cirrus_mask", "missing": "nodata_pixels"}
@@ -23,7 +30,7 @@ NUMBER = r"(-?[\d.]+(?:[eE][-+]?\d+)?)"
 def describe(file: Hdf5File) -> Product | None:
     """The product; None if the file is of another sensor."""
     root = next((root for root in ("HDFEOS/GRIDS/HYP", "HDFEOS/SWATHS/HYP") if file.is_group(root)), None)
-    fields = f"{root}/Data Fields"
+    fields, places = f"{root}/Data Fields", f"{root}/Geolocation Fields"
     name = next((name for name in CUBES if root is not None and file.has(f"{fields}/{name}")), None)
     if root is None or name is None:
         return None
@@ -46,13 +53,13 @@ def describe(file: Hdf5File) -> Product | None:
         fwhm_nm=fwhm,
         dropped={int(index) + 1: "marked bad (good_wavelengths)" for index in bad},
         masks=tuple(
-            MaskLayer(kind, file.path, f"{fields}/{layer}", values=(1,))
+            MaskLayer(kind, Plane(file.path, f"{fields}/{layer}"), values=(1,))
             for kind, layer in MASKS.items()
             if file.has(f"{fields}/{layer}")
         ),
         crs=crs,
         transform=transform,
-        ground=None if is_ortho else _positions(file, root),
+        ground=None if is_ortho else find_positions(file, f"{places}/Longitude", f"{places}/Latitude"),
     )
 
 
@@ -69,8 +76,3 @@ def _grid(file: Hdf5File, root: str, rows: int, cols: int) -> tuple[CRS | None, 
     left, top, right, bottom = (float(number) for corner in corners if corner for number in corner.groups())
     transform = Affine((right - left) / cols, 0, left, 0, (bottom - top) / rows, top)
     return None if epsg is None else CRS.from_epsg(int(epsg)), transform
-
-
-def _positions(file: Hdf5File, root: str) -> PixelPositions | None:
-    lon, lat = (f"{root}/Geolocation Fields/{name}" for name in ("Longitude", "Latitude"))
-    return PixelPositions(file.path, lon, lat) if file.has(lon) and file.has(lat) else None
