@@ -40,6 +40,10 @@ def raster_scene(product: Product, open_raster: OpenRaster) -> Scene:
         scene = open_raster(image.paths[0], image.driver, product)
     else:
         scene = _joined(product, image, [open_raster(*part) for part in _parts(product, image)])
+    if product.ground is not None:  # tells more than what a raster in sensor geometry says of its place
+        unplaced = georeference_warnings(scene.transform, scene.gcps, scene.crs)
+        warnings = tuple(warning for warning in scene.warnings if warning not in unplaced)
+        scene = replace(scene, crs=None, transform=Affine.identity(), gcps=(), warnings=warnings)
     return replace(
         scene,
         name=product.name,
@@ -51,7 +55,6 @@ def raster_scene(product: Product, open_raster: OpenRaster) -> Scene:
         ground=product.ground,
         crs=product.crs or scene.crs,
         transform=product.transform or scene.transform,
-        gcps=product.gcps or scene.gcps,
         warnings=(*scene.warnings, *product.warnings),
     )
 
@@ -84,14 +87,17 @@ def _sliced(values: Numbers | None, own: slice) -> Numbers | None:
 def _joined(product: Product, image: RasterImage, scenes: Sequence[Scene]) -> Scene:
     """One scene with the bands of several images, which are numbered from 1 across them."""
     first = scenes[0]
-    firsts = np.cumsum([0, *image.counts])
+    starts = np.cumsum([0, *image.counts])
+    firsts = image.firsts or ((0, 0),) * len(scenes)
     if any((scene.rows, scene.cols, scene.dtype) != (first.rows, first.cols, first.dtype) for scene in scenes):
         raise SceneUnreadable(f"the images of {product.name} differ in size or type: copy the product again")
     if any(len(scene.bands) + scene.bad_bands != count for scene, count in zip(scenes, image.counts, strict=True)):
         raise SceneUnreadable(f"the images of {product.name} do not have the bands of its metadata: copy it again")
-    numbered = list(zip(scenes, firsts[:-1].tolist(), strict=True))
+    numbered = list(zip(scenes, starts[:-1].tolist(), strict=True))
     return replace(
         first,
+        rows=min(scene.rows - top for scene, (top, _) in zip(scenes, firsts, strict=True)),
+        cols=min(scene.cols - left for scene, (_, left) in zip(scenes, firsts, strict=True)),
         blocks=None,  # those of the first image only
         bands=tuple(band + start for scene, start in numbered for band in scene.bands),
         dropped=tuple(replace(band, number=band.number + start) for scene, start in numbered for band in scene.dropped),
@@ -127,7 +133,6 @@ def cube_scene(product: Product, limits: Limits | None) -> Scene:
     if nm is not None:
         used = used[np.argsort(nm[used], kind="stable")]
     transform = product.transform or Affine.identity()
-    gcps, crs = product.gcps, product.crs
     return Scene(
         path=image.path,
         driver="HDF5",
@@ -141,12 +146,12 @@ def cube_scene(product: Product, limits: Limits | None) -> Scene:
         offsets=np.zeros(len(used)) if product.offsets is None else product.offsets[used],
         nodata=(image.nodata,) * len(used),
         has_mask=False,
-        crs=crs,
+        crs=product.crs,
         transform=transform,
-        gcps=gcps,
+        gcps=(),
         warnings=(
             *product.warnings,
-            *(() if product.ground is not None else georeference_warnings(transform, gcps, crs)),
+            *(() if product.ground is not None else georeference_warnings(transform, (), product.crs)),
         ),
         dropped=tuple(
             DroppedBand(band, None if nm is None or nm[band - 1] <= 0 else float(nm[band - 1]), reason)

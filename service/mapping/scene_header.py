@@ -113,7 +113,7 @@ def read_header(
     georeference = read_georeference(name, dataset)
     of_product = (None, None) if product is None else (product.scales, product.offsets)
     scales, offsets = (
-        _of_bands(own, numbers)[indices] / metadata.scale_factor
+        _of_bands(name, own, numbers)[indices] / metadata.scale_factor
         for own, numbers in zip(of_product, (dataset.scales, dataset.offsets), strict=True)
     )
     if not np.isfinite([scales.astype(np.float32), offsets.astype(np.float32)]).all():
@@ -131,7 +131,10 @@ def read_header(
         fwhm_nm=metadata.fwhm_nm,
         scales=scales,
         offsets=offsets,
-        nodata=tuple(dataset.nodatavals[index] for index in indices),
+        nodata=tuple(
+            product.nodata if product is not None and dataset.nodatavals[index] is None else dataset.nodatavals[index]
+            for index in indices
+        ),
         has_mask=metadata.has_mask,
         crs=georeference.crs,
         transform=georeference.transform,
@@ -140,5 +143,9 @@ def read_header(
     )
 
 
-def _of_bands(of_product: NDArray[np.float64] | None, of_file: Sequence[float]) -> NDArray[np.float64]:
+def _of_bands(name: str, of_product: NDArray[np.float64] | None, of_file: Sequence[float]) -> NDArray[np.float64]:
+    if of_product is not None and len(of_product) != len(of_file):
+        raise SceneUnreadable(
+            f"{name} has {len(of_file)} bands and its product {len(of_product)} scales: copy the product again"
+        )
     return np.array(of_file) if of_product is None else of_product
