@@ -22,7 +22,10 @@ ZIP_MAGIC = b"PK\x03\x04"
 PART_BYTES = 1 << 20
 Report = Callable[[int, int], None]  # bytes done, of how many
 # What a product may hold; pictures, documents and programs stay packed.
-WANTED = re.compile(r"\.(tiff?|geotiff|xml|hdr|bsq|bil|bip|img|dat|he5|h5|hdf5?|nc|nc4|zip)$|/[^./]+$|^[^./]+$", re.I)
+WANTED = re.compile(
+    r"\.(tiff?|geotiff|jp2|jpeg2000|xml|hdr|bsq|bil|bip|img|dat|gain|he5|h5|hdf5?|nc|nc4|zip)$|/[^./]+$|^[^./]+$",
+    re.IGNORECASE,
+)
 # A service stores uploads under names of its own, none of which is one of these.
 ARCHIVE_NAME = re.compile(r".+\.(zip|tar|tgz|tar\.gz)", re.IGNORECASE | re.DOTALL)
 ARCHIVE_ERRORS = (zipfile.BadZipFile, zipfile.LargeZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError,
