@@ -1,8 +1,9 @@
-"""Plain cubes without a sensor: .npy, MATLAB's .mat, HDF5 and netCDF-4, found by their three axes."""
+"""Plain cubes without a sensor: .npy, MATLAB's .mat, HDF5 and netCDF, found by their three axes."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,14 @@ import numpy as np
 from hyperscene.errors import SceneUnreadable, SceneUnusable
 from hyperscene.model.spectra import Wavelengths, parse_list, to_nm
 from hyperscene.service.mapping.products.cube_files import cube_image, process_folder
-from hyperscene.service.mapping.products.hdf5 import MAGIC, Hdf5File, hdf5_errors, open_hdf5
+from hyperscene.service.mapping.products.hdf5 import MAGIC, MAX_LIST, Hdf5File, hdf5_errors, open_hdf5
+from hyperscene.service.mapping.products.netcdf3 import is_netcdf3, read_variables
 from hyperscene.service.mapping.products.product import CubeDataset, CubeImage, Numbers, Product
 
 NPY_MAGIC = b"\x93NUMPY"
 MAT_5_MAGIC = b"MATLAB 5.0"
 MAT_73_OFFSET = 512  # MATLAB's own text stands before the HDF5 signature
-WAVELENGTH_NAMES = ("wavelength", "wavelengths", "wavelengths_nm", "wl", "lambda")
+WAVELENGTH_NAMES = ("wavelength", "wavelengths", "wavelengths_nm", "wavelength_3d", "wl", "lambda")
 MAX_OBJECTS = 1_000
 # A service stores uploads under names of its own, none of which is one of these.
 NAMES = re.compile(r".+\.(npy|mat|h5|hdf5?|he5|nc4?)", re.IGNORECASE | re.DOTALL)
@@ -35,7 +37,7 @@ def describe(path: Path, variable: str | None, work: Path | None) -> Product | N
     if MAGIC in (start[: len(MAGIC)], start[MAT_73_OFFSET:]):
         with open_hdf5(path) as opened, hdf5_errors(path):
             return _hdf5_product(opened, variable, is_matlab=path.suffix.lower() == ".mat")
-    return None
+    return _netcdf3_product(path, variable) if is_netcdf3(start) else None
 
 
 def read_wavelengths(path: Path) -> Wavelengths:
@@ -49,8 +51,18 @@ def read_wavelengths(path: Path) -> Wavelengths:
     return found
 
 
-def _product(path: Path, image: CubeImage) -> Product:
-    return Product(sensor="", level="", name=path.name, image=image)
+def _product(
+    path: Path, image: CubeImage, nm: Numbers | None = None, scale: float | None = None, offset: float | None = None
+) -> Product:
+    return Product(
+        sensor="",
+        level="",
+        name=path.name,
+        image=image,
+        wavelengths_nm=nm,
+        scales=np.full(image.bands, 1.0 if scale is None else scale),
+        offsets=np.full(image.bands, offset or 0.0),
+    )
 
 
 def _npy_image(path: Path) -> CubeImage:
@@ -89,7 +101,7 @@ def _mat_image(path: Path, variable: str | None, work: Path) -> CubeImage:
     return _npy_image(target)
 
 
-def _chosen(path: Path, shapes: dict[str, tuple[int, ...]], variable: str | None) -> str:
+def _chosen(path: Path, shapes: Mapping[str, tuple[int, ...]], variable: str | None) -> str:
     """The wanted cube, or the only one."""
     listed = ", ".join(f"{name} {_shape(shape)}" for name, shape in shapes.items()) or "no cube"
     if variable is not None:
@@ -106,36 +118,64 @@ def _chosen(path: Path, shapes: dict[str, tuple[int, ...]], variable: str | None
 
 
 def _hdf5_product(file: Hdf5File, variable: str | None, *, is_matlab: bool) -> Product:
-    """In HDF5, MATLAB's axes are reversed; in netCDF, the band axis is the one that has a wavelength for each entry."""
     shapes: dict[str, tuple[int, ...]] = {}
-    lists: dict[str, Numbers] = {}
+    lists: dict[str, tuple[Numbers, str]] = {}
     for name in file.members("") if is_matlab else _datasets(file):
         if not file.is_own(name) or file.is_group(name):
             continue
         dataset = file.dataset(name)
         if dataset.ndim == 3 and min(dataset.shape) > 0 and dataset.dtype.kind in "iuf":
             shapes[name] = dataset.shape
-        elif dataset.ndim == 1 and name.rsplit("/", 1)[-1].lower() in WAVELENGTH_NAMES:
-            values = file.values(name)
-            nm = None if values is None else to_nm(values.tolist(), file.text("units", name) or None)
-            if nm is not None:
-                lists[name] = nm
-    name = _chosen(file.path, shapes, variable)
-    nm = next((nm for nm in lists.values() if len(nm) in shapes[name]), None)
+        elif dataset.ndim == 1 and _is_wavelengths(name) and (values := file.values(name)) is not None:
+            lists[name] = values, file.text("units", name)
+    name, nm, axes = _understood(file.path, shapes, lists, variable, is_matlab=is_matlab)
+    nodata, scale, offset = (file.number(key, name) for key in ("_FillValue", "scale_factor", "add_offset"))
+    return _product(file.path, cube_image(file, [CubeDataset(name, axes)], nodata), nm, scale, offset)
+
+
+def _netcdf3_product(path: Path, variable: str | None) -> Product:
+    variables = read_variables(path)
+    shapes = {
+        name: found.shape
+        for name, found in variables.items()
+        if len(found.shape) == 3 and min(found.shape) > 0 and np.dtype(found.stored).kind in "iuf"
+    }
+    lists = {
+        name: (found.values(path), str(found.attributes.get("units", "")))
+        for name, found in variables.items()
+        if len(found.shape) == 1 and found.shape[0] <= MAX_LIST and _is_wavelengths(name)
+    }
+    name, nm, axes = _understood(path, shapes, lists, variable)
+    cube = variables[name]
+    rows, cols, bands = (cube.shape[axes.index(axis)] for axis in "rcb")
+    dataset = CubeDataset("", axes, cube.offset, cube.stored)
+    scale, offset = cube.number("scale_factor"), cube.number("add_offset")
+    dtype = str(np.dtype(cube.stored).newbyteorder("="))
+    return _product(path, CubeImage(path, (dataset,), rows, cols, bands, dtype, cube.fill), nm, scale, offset)
+
+
+def _is_wavelengths(name: str) -> bool:
+    return name.rsplit("/", 1)[-1].lower() in WAVELENGTH_NAMES
+
+
+def _understood(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    lists: Mapping[str, tuple[Numbers, str]],
+    variable: str | None,
+    *,
+    is_matlab: bool = False,
+) -> tuple[str, Numbers | None, str]:
+    """The cube's name, its wavelengths, and its axes: that of the bands has a wavelength for each entry.
+
+    In HDF5, MATLAB's axes are reversed.
+    """
+    name = _chosen(path, shapes, variable)
+    known = (to_nm(values.tolist(), units or None) for values, units in lists.values())
+    nm = next((found for found in known if found is not None and len(found) in shapes[name]), None)
     band_axis = shapes[name].index(len(nm)) if nm is not None else (0 if is_matlab else 2)
     others = "cr" if is_matlab else "rc"
-    axes = others[:band_axis] + "b" + others[band_axis:]
-    nodata, scale, offset = (file.number(key, name) for key in ("_FillValue", "scale_factor", "add_offset"))
-    image = cube_image(file, [CubeDataset(name, axes)], nodata)
-    return Product(
-        sensor="",
-        level="",
-        name=file.path.name,
-        image=image,
-        wavelengths_nm=nm,
-        scales=np.full(image.bands, 1.0 if scale is None else scale),
-        offsets=np.full(image.bands, offset or 0.0),
-    )
+    return name, nm, others[:band_axis] + "b" + others[band_axis:]
 
 
 def _datasets(file: Hdf5File) -> list[str]:
