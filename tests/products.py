@@ -9,7 +9,12 @@ from pathlib import Path
 import h5py
 import numpy as np
 import rasterio
+from rasterio.crs import CRS
+from rasterio.enums import WktVersion
+from rasterio.warp import transform
+from scipy.io import netcdf_file
 
+from hyperscene.service.mapping.gdal import ignore_missing_georeference
 from tests.scenes import GRID, UTM
 
 ENMAP_STEM = "ENMAP01-____L2A-DT0000001867_20220724T104526Z_008_V010302_20230628T165614Z"
@@ -28,25 +33,106 @@ def enmap_values(rows: int, cols: int, seed: int = 0) -> np.ndarray:
     return values
 
 
-def write_enmap(folder: Path, values: np.ndarray, *, level: str = "L2A", image: str = "SPECTRAL_IMAGE.TIF") -> Path:
-    """An EnMAP product folder with METADATA.XML, image, and a cloud, a shadow and a class layer.
+def write_enmap(folder: Path, values: np.ndarray, *, level: str = "L2A", ending: str = "TIF") -> Path:
+    """An EnMAP product folder with METADATA.XML, quality layers, and an image in the format of its ending.
 
     Layout: DLR's test product in the EnMAP reader of SNAP (senbox-org/optical-toolbox), and EnMAP-Box's importers.
     """
     folder.mkdir(parents=True, exist_ok=True)
     stem = ENMAP_STEM.replace("L2A", level)
-    layers = np.moveaxis(values, -1, 0)
-    if level == "L1B":  # an image for each detector
-        is_swir = np.isin(np.arange(1, len(layers) + 1), ENMAP_SWIR)
-        _write_layers(folder / f"{stem}-SPECTRAL_IMAGE_VNIR.TIF", layers[~is_swir], NODATA)
-        _write_layers(folder / f"{stem}-SPECTRAL_IMAGE_SWIR.TIF", layers[is_swir], NODATA)
-    else:
-        _write_layers(folder / f"{stem}-{image}", layers, NODATA)
+    write_enmap_image(folder / f"{stem}-SPECTRAL_IMAGE.{ending}", values)
     rows, cols, _ = values.shape
     for name, mask in enmap_masks(rows, cols).items():
         _write_layers(folder / f"{stem}-QL_QUALITY_{name}.TIF", mask[None].astype(np.uint8), None)
+    defective = np.zeros((values.shape[2], rows, cols), np.uint8)
+    defective[3, -1, -2], defective[ENMAP_EMPTY[0] - 1, -1, -3] = 1, 1
+    _write_layers(folder / f"{stem}-QL_PIXELMASK.TIF", defective, None)
     (folder / f"{stem}-METADATA.XML").write_text(_enmap_xml(level))
     return folder
+
+
+def write_enmap_image(path: Path, values: np.ndarray) -> None:
+    """The image in the format of its ending."""
+    layers = np.moveaxis(values, -1, 0)
+    if path.suffix in (".BSQ", ".BIL", ".BIP"):
+        with rasterio.open(
+            path, "w", driver="ENVI", height=layers.shape[1], width=layers.shape[2], count=len(layers),
+            dtype=layers.dtype, interleave=path.suffix[1:].lower(), crs=UTM, transform=GRID,
+        ) as file:  # fmt: skip
+            file.write(layers)
+        path.with_suffix(".hdr").rename(path.with_suffix(".HDR"))
+    elif path.suffix == ".JP2":
+        with rasterio.open(
+            path, "w", driver="JP2OpenJPEG", height=layers.shape[1], width=layers.shape[2], count=len(layers),
+            dtype=layers.dtype, crs=UTM, transform=GRID, QUALITY=100, REVERSIBLE="YES",
+        ) as file:  # fmt: skip
+            file.write(layers)
+    else:
+        _write_layers(path, layers, NODATA)
+
+
+# Of L1B: what lies at a row and column of the VNIR lies so much further down and right in the SWIR.
+ENMAP_APART = (-3, 1)
+ENMAP_HEIGHT_M = 120.0
+
+
+def write_enmap_l1b(folder: Path, values: np.ndarray, *, has_rpc: bool = True) -> Path:
+    """An EnMAP L1B product: an image for each detector, in sensor geometry, with rational functions for each band.
+
+    Layout: DLR's test product in the EnMAP reader of SNAP, whose bands are ordered by detector in the metadata and by
+    wavelength in the channel lists, and EnPT's reader (metadata_sensorgeo.py).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = ENMAP_STEM.replace("L2A", "L1B")
+    layers = np.moveaxis(values, -1, 0)
+    is_swir = np.isin(np.arange(1, len(layers) + 1), ENMAP_SWIR)
+    swir = np.roll(layers[is_swir], ENMAP_APART, (1, 2))
+    write = {"SPECTRAL_IMAGE_VNIR": layers[~is_swir], "SPECTRAL_IMAGE_SWIR": swir}
+    for detector, (row, col) in {"VNIR": (12, 3), "SWIR": (12 + ENMAP_APART[0], 5 + ENMAP_APART[1])}.items():
+        flags = np.zeros((1, *values.shape[:2]), np.uint8)
+        flags[0, row, col] = 16 if detector == "SWIR" else 32
+        write[f"QL_QUALITY_TESTFLAGS_{detector}"] = flags
+    write["QL_QUALITY_CLOUD"] = enmap_masks(*values.shape[:2])["CLOUD"][None]
+    for name, part in write.items():
+        _write_layers(folder / f"{stem}-{name}.TIF", part, None, crs=None)
+    order = np.argsort(is_swir, kind="stable")
+    functions = _enmap_functions(values.shape, order, is_swir) if has_rpc else ""
+    (folder / f"{stem}-METADATA.XML").write_text(_enmap_xml("L1B", geometry=(*values.shape[:2], functions)))
+    return folder
+
+
+def enmap_functions(apart: tuple[int, int] = (0, 0)) -> dict[str, list[float]]:
+    """Rational functions that are nearly those of `positions`, with some terms of higher order."""
+    metre = np.array([[111_320 * np.cos(np.radians(52.5)), 0], [0, 111_320]])  # in degrees
+    turned = np.linalg.inv(30 * np.array([[-0.208, 0.978], [-0.978, -0.208]])) @ metre  # rows and columns by degrees
+    small = np.random.default_rng(3).uniform(-2e-3, 2e-3, (4, 20)) / 20
+    small[:, 0] = 0
+    found = {"OFF": [8.0 + apart[0], 6.0 + apart[1], 13.1 + 0.002, 52.5 - 0.002, ENMAP_HEIGHT_M],
+             "SCALE": [10.0, 9.0, 0.004, 0.003, 500.0]}  # fmt: skip
+    scale = found["SCALE"]
+    for axis, name in enumerate(("ROW", "COL")):
+        above, below = small[2 * axis], small[2 * axis + 1]
+        above[1:3] = turned[axis] * scale[2:4] / scale[axis]
+        below[0] = 1
+        found[f"{name}_NUM"], found[f"{name}_DEN"] = above.tolist(), below.tolist()
+    return found
+
+
+def _enmap_functions(shape: tuple[int, ...], order: np.ndarray, is_swir: np.ndarray) -> str:
+    bands = []
+    for number, band in enumerate(order, start=1):
+        found = enmap_functions(ENMAP_APART if is_swir[band] else (0, 0))
+        tags = [
+            f"<{axis}_{key}>{value!r}</{axis}_{key}>"
+            for key in ("OFF", "SCALE")
+            for axis, value in zip(("ROW", "COL", "LONG", "LAT", "HEIGHT"), found[key], strict=True)
+        ]
+        for key in ("ROW_NUM", "ROW_DEN", "COL_NUM", "COL_DEN"):
+            tags += [
+                f"<{key}_{term:02d}>{value!r}</{key}_{term:02d}>" for term, value in enumerate(found[key], start=1)
+            ]
+        bands.append(f'<bandID number="{number}">{"".join(tags)}</bandID>')
+    return f"<navigation><RPC>{''.join(bands)}</RPC></navigation>"
 
 
 def write_enmap_of(folder: Path, image: Path, nm: np.ndarray, gain: float, empty: tuple[int, ...] = ()) -> None:
@@ -73,33 +159,50 @@ def _enmap_xml(
     swirs: tuple[int, ...] = ENMAP_SWIR,
     empty: tuple[int, ...] = ENMAP_EMPTY,
     gain: float = 0.0001,
+    geometry: tuple[int, int, str] = (0, 0, ""),
 ) -> str:
     bands, statistics = [], []
-    for number, nm in enumerate(nms, start=1):
+    vnirs = [band for band in range(1, len(nms) + 1) if band not in swirs]
+    order = [*vnirs, *swirs] if level == "L1B" else range(1, len(nms) + 1)
+    for number, band in enumerate(order, start=1):
         bands.append(
-            f'<bandID number="{number}"><wavelengthCenterOfBand>{nm}</wavelengthCenterOfBand><FWHMOfBand>9</FWHMOfBand>'
-            f"<GainOfBand>{gain}</GainOfBand><OffsetOfBand>0</OffsetOfBand></bandID>"
+            f'<bandID number="{number}"><wavelengthCenterOfBand>{nms[band - 1]}</wavelengthCenterOfBand>'
+            f"<FWHMOfBand>9</FWHMOfBand><GainOfBand>{gain}</GainOfBand><OffsetOfBand>0</OffsetOfBand></bandID>"
         )
-        mean, deviation = (-1000000, 0) if number in empty else (0.2, 0.05)
+        mean, deviation = (-1000000, 0) if band in empty else (0.2, 0.05)
         statistics.append(
             f'<bandID number="{number}"><mean>{mean}</mean><stdDeviation>{deviation}</stdDeviation></bandID>'
         )
-    vnir = ",".join(str(band) for band in range(1, len(nms) + 1) if band not in swirs)
+    rows, cols, functions = geometry
     return (
         f"<level_X><base><level>{level}</level><temporalCoverage><startTime>2022-07-24T10:45:26.123Z</startTime>"
-        f"</temporalCoverage></base><specific><bandCharacterisation>{''.join(bands)}</bandCharacterisation>"
-        f"<vnirProductQuality><expectedChannelsList>{vnir}</expectedChannelsList></vnirProductQuality>"
-        f"<swirProductQuality><expectedChannelsList>{','.join(map(str, swirs))}</expectedChannelsList>"
-        f"</swirProductQuality></specific><product><bandStatistics>{''.join(statistics)}</bandStatistics></product>"
-        "</level_X>"
+        f"</temporalCoverage>{_enmap_corners(rows, cols) if rows else ''}</base>"
+        f"<specific><backgroundValue>{NODATA}</backgroundValue>"
+        f"<meanGroundElevation>{ENMAP_HEIGHT_M}</meanGroundElevation>"
+        f"<bandCharacterisation>{''.join(bands)}</bandCharacterisation>"
+        f"<vnirProductQuality><expectedChannelsList>{','.join(map(str, vnirs))}</expectedChannelsList>"
+        f"</vnirProductQuality><swirProductQuality><expectedChannelsList>{','.join(map(str, swirs))}"
+        f"</expectedChannelsList></swirProductQuality></specific><product><image><vnir><dimension><columns>{cols}"
+        f"</columns><rows>{rows}</rows></dimension></vnir></image>{functions}<bandStatistics>{''.join(statistics)}"
+        "</bandStatistics></product></level_X>"
     )
 
 
-def _write_layers(path: Path, layers: np.ndarray, nodata: float | None) -> None:
+def _enmap_corners(rows: int, cols: int) -> str:
+    lon, lat = positions(rows, cols)
+    places = {"upper_left": (0, 0), "upper_right": (0, -1), "lower_left": (-1, 0), "lower_right": (-1, -1)}
+    points = "".join(
+        f"<point><frame>{frame}</frame><latitude>{lat[place]}</latitude><longitude>{lon[place]}</longitude></point>"
+        for frame, place in places.items()
+    )
+    return f"<spatialCoverage><boundingPolygon>{points}</boundingPolygon></spatialCoverage>"
+
+
+def _write_layers(path: Path, layers: np.ndarray, nodata: float | None, crs: CRS | None = UTM) -> None:
     count, rows, cols = layers.shape
-    with rasterio.open(
-        path, "w", driver="GTiff", height=rows, width=cols, count=count, dtype=layers.dtype, nodata=nodata, crs=UTM,
-        transform=GRID,
+    grid = {} if crs is None else {"crs": crs, "transform": GRID}
+    with ignore_missing_georeference(), rasterio.open(
+        path, "w", driver="GTiff", height=rows, width=cols, count=count, dtype=layers.dtype, nodata=nodata, **grid
     ) as file:  # fmt: skip
         file.write(layers)
 
@@ -144,6 +247,7 @@ def write_prisma(path: Path, samples: np.ndarray, level: str = "L2D", chunks: tu
             file.attrs[f"ScaleFactor_{detector}"], file.attrs[f"Offset_{detector}"] = np.float32(100), np.float32(0)
             options = {} if chunks is None else {"chunks": chunks, "compression": "gzip"}
             group.create_dataset(f"Data Fields/{detector.upper()}_Cube", data=cube.astype(np.uint16), **options)
+        _write_prisma_flags(group, level, (rows, cols))
         endings = ("_VNIR", "_SWIR") if level == "L1" else ("",)
         lon, lat = positions(rows, cols)
         for ending in endings:
@@ -161,9 +265,20 @@ def write_prisma(path: Path, samples: np.ndarray, level: str = "L2D", chunks: tu
     return path
 
 
-def positions(rows: int, cols: int) -> tuple[np.ndarray, np.ndarray]:
-    """Longitude and latitude of the pixels of a swath that is rotated by about 12 degrees, at 30 m."""
-    row, col = np.mgrid[:rows, :cols].astype(float)
+def _write_prisma_flags(group: h5py.Group, level: str, shape: tuple[int, int]) -> None:
+    """The pixel error matrices: a saturated sample at 560 nm, defective ones at 1050 nm and in what is no band."""
+    name, saturated = ("SAT_ERR_MATRIX", 2) if level == "L1" else ("L2_ERR_MATRIX", 3)
+    vnir, swir = (np.zeros((shape[0], len(nm), shape[1]), np.uint8) for nm in (PRISMA_VNIR, PRISMA_SWIR))
+    vnir[-1, 4, 1], swir[-2, 2, 2], swir[-2, 4, 3] = saturated, 1, 1
+    group["Data Fields/VNIR_PIXEL_" + name], group["Data Fields/SWIR_PIXEL_" + name] = vnir, swir
+
+
+def positions(rows: int, cols: int, moved: float = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Longitude and latitude of the pixels of a swath that is rotated by about 12 degrees, at 30 m.
+
+    `moved` by -0.5, they are those of the pixels' upper left corners.
+    """
+    row, col = np.mgrid[:rows, :cols] + float(moved)
     east, north = 30 * (0.978 * col - 0.208 * row), -30 * (0.208 * col + 0.978 * row)
     return 13.1 + east / (111_320 * np.cos(np.radians(52.5))), 52.5 + north / 111_320
 
@@ -192,7 +307,7 @@ def write_emit(folder: Path, cube: np.ndarray, chunks: tuple[int, int, int] | No
         file["sensor_band_parameters/fwhm"] = np.full(len(EMIT_NM), 8.5, np.float32)
         file["sensor_band_parameters/good_wavelengths"] = EMIT_GOOD
     flags = np.zeros((rows, cols, len(EMIT_FLAGS)), np.float32)
-    flags[1:3, 1:4, 0], flags[0, :2, 1], flags[:5, :6, 4] = 1, 1, 1
+    flags[1:3, 1:4, 0], flags[0, :2, 1], flags[:5, :6, 4], flags[:6, :6, 7] = 1, 1, 1, 1
     flags[..., 5] = 0.12
     with h5py.File(folder / path.name.replace("_RFL_", "_MASK_"), "w") as file:
         _emit_location(file, rows, cols)
@@ -201,22 +316,27 @@ def write_emit(folder: Path, cube: np.ndarray, chunks: tuple[int, int, int] | No
     return path
 
 
-def _emit_location(file: h5py.File, rows: int, cols: int) -> None:
-    """Positions, and the lookup table that follows from them: the nearest pixel's column and row, from 1."""
+def lookup_table(rows: int, cols: int) -> tuple[np.ndarray, np.ndarray, float, float, float]:
+    """Column and row from 1 of the nearest pixel of `positions`, on a grid of degrees: its west, north and step."""
     lon, lat = positions(rows, cols)
     step = 30 / 111_320
-    west, north = lon.min() - step, lat.max() + step
+    west, north = float(lon.min() - step), float(lat.max() + step)
     x = west + step * (np.arange(round((lon.max() - west) / step) + 2) + 0.5)
     y = north - step * (np.arange(round((north - lat.min()) / step) + 2) + 0.5)
     distance = np.hypot(x[None, :, None] - lon.ravel(), y[:, None, None] - lat.ravel())
     nearest, found = distance.argmin(axis=-1), distance.min(axis=-1) < step
+    return np.where(found, nearest % cols + 1, 0), np.where(found, nearest // cols + 1, 0), west, north, step
+
+
+def _emit_location(file: h5py.File, rows: int, cols: int) -> None:
+    """Positions, and the lookup table that follows from them."""
+    col, row, west, north, step = lookup_table(rows, cols)
     file.attrs["instrument"] = np.bytes_("EMIT")
     file.attrs["time_coverage_start"] = np.bytes_("2022-08-15T04:28:38+0000")
     file.attrs["spatial_ref"] = np.bytes_(rasterio.crs.CRS.from_epsg(4326).to_wkt())
     file.attrs["geotransform"] = np.array([west, step, 0, north, 0, -step])
-    file["location/glt_x"] = np.where(found, nearest % cols + 1, 0).astype(np.int32)
-    file["location/glt_y"] = np.where(found, nearest // cols + 1, 0).astype(np.int32)
-    file["location/lon"], file["location/lat"] = lon, lat
+    file["location/glt_x"], file["location/glt_y"] = col.astype(np.int32), row.astype(np.int32)
+    file["location/lon"], file["location/lat"] = positions(rows, cols)
 
 
 NEON_NM = np.array([450.0, 560, 670, 860, 1400, 1650, 2200])
@@ -306,6 +426,71 @@ def write_aviris3(path: Path, cube: np.ndarray) -> Path:
         mapping = file.create_dataset("transverse_mercator", data=b"")
         mapping.attrs["spatial_ref"] = np.bytes_(UTM.to_wkt())
         mapping.attrs["GeoTransform"] = np.bytes_("380000.0 30.0 0.0 5820000.0 0.0 -30.0")
+    return path
+
+
+def write_aviris3_radiance(path: Path, cube: np.ndarray) -> Path:
+    """AVIRIS-3 radiance in sensor geometry with its lookup table.
+
+    Layout: emit-sds's netCDF readers and HyTools (open_netcdf.py): sample and line from 1, 0 for none.
+    """
+    write_aviris3(path, cube)
+    col, row, west, north, step = lookup_table(*cube.shape[:2])
+    with h5py.File(path, "r+") as file:
+        file.move("reflectance", "radiance")
+        file.move("radiance/reflectance", "radiance/radiance")
+        file["geolocation_lookup_table/sample"] = np.where(row % 3 == 1, -col, col)  # fills gaps
+        file["geolocation_lookup_table/line"] = np.where(row % 3 == 1, -row, row)
+        mapping = file["transverse_mercator"].attrs
+        mapping["spatial_ref"] = np.bytes_(CRS.from_epsg(4326).to_wkt())
+        mapping["GeoTransform"] = np.bytes_(f"{west!r} {step!r} 0 {north!r} 0 {-step!r}")
+    return path
+
+
+def write_aviris_ng(folder: Path, cube: np.ndarray, *, has_table: bool = True) -> Path:
+    """AVIRIS-NG radiance in ENVI without georeference, with positions (igm) and a lookup table (glt) beside it.
+
+    Layout: JPL's AVIRIS-NG distribution document: igm has easting, northing and elevation, glt sample and line.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    line, (rows, cols) = "ang20150422t163638", cube.shape[:2]
+    nm = ", ".join(map(str, EMIT_NM[: cube.shape[2]]))
+    image = _envi(folder / f"{line}_rdn_v1e_img", cube, f"wavelength = {{{nm}}}\nwavelength units = Nanometers\n")
+    lon, lat = positions(rows, cols)
+    east, north = (np.reshape(values, lon.shape) for values in transform(4326, 32633, lon.ravel(), lat.ravel()))
+    system = f"coordinate system string = {{{CRS.from_epsg(32633).to_wkt(version=WktVersion.WKT1_ESRI)}}}\n"
+    _envi(folder / f"{line}_ort_igm", np.stack([east, north, np.zeros_like(east)], axis=-1), system)
+    if has_table:
+        col, row, west, top, step = lookup_table(rows, cols)
+        grid = f"map info = {{Geographic Lat/Lon, 1, 1, {west!r}, {top!r}, {step!r}, {step!r}, WGS-84}}\n"
+        _envi(folder / f"{line}_ort_glt", np.stack([col, row], axis=-1).astype(np.int32), grid)
+    return image
+
+
+def _envi(path: Path, cube: np.ndarray, header: str) -> Path:
+    """ENVI data without an extension, and without georeference unless the header says one."""
+    rows, cols, bands = cube.shape
+    cube.transpose(2, 0, 1).tofile(path)
+    kind = {"int16": 2, "int32": 3, "float32": 4, "float64": 5}[cube.dtype.name]
+    path.with_name(f"{path.name}.hdr").write_text(
+        f"ENVI\nsamples = {cols}\nlines = {rows}\nbands = {bands}\nheader offset = 0\nfile type = ENVI Standard\n"
+        f"data type = {kind}\ninterleave = bsq\nbyte order = 0\n{header}"
+    )
+    return path
+
+
+def write_netcdf3(path: Path, cube: np.ndarray, order: str, version: int) -> Path:
+    """A cube in classic netCDF, written by scipy: packed, with its axes in the order of r(ows), c(ols) and b(ands)."""
+    with netcdf_file(path, "w", version=version) as file:
+        file.createDimension("time", None)
+        for axis, size in zip("rcb", cube.shape, strict=True):
+            file.createDimension(axis, size)
+        file.createVariable("time", "f8", ("time",))[:] = np.arange(3)
+        nm = file.createVariable("wavelength", "f4", ("b",))
+        nm[:], nm.units = EMIT_NM[: cube.shape[2]] / 1000, "micrometers"
+        data = file.createVariable("cube", "f4", tuple(order))
+        data[:] = cube.transpose(["rcb".index(axis) for axis in order])
+        data.scale_factor, data.add_offset, data._FillValue = 2.0, 1.0, np.float32(-999)
     return path
 
 

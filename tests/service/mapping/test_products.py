@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import tarfile
 import zipfile
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 import rasterio
 from rasterio.crs import CRS
-from rasterio.transform import from_origin
+from rasterio.rpc import RPC
+from rasterio.transform import RPCTransformer, from_origin
 from rasterio.warp import Resampling, reproject
 from rasterio.warp import transform as transform_points
 from rasterio.windows import Window
@@ -18,19 +20,21 @@ from rasterio.windows import Window
 from hyperscene.errors import OptionsUnusable, SceneIncomplete, SceneTooLarge, SceneUnreadable
 from hyperscene.model.bundle import DEMO_BUNDLE, load_bundle
 from hyperscene.service.mapping.engines import make_engine
-from hyperscene.service.mapping.ground import open_ground
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.pipeline import map_scene
 from hyperscene.service.mapping.products import cube_files
 from hyperscene.service.mapping.products.containers import ArchiveLimits, unpack
-from hyperscene.service.mapping.products.product import OVERLAP, ReadOptions
+from hyperscene.service.mapping.products.product import OVERLAP, RationalFunctions, ReadOptions
+from hyperscene.service.mapping.products.rational import image_positions
 from hyperscene.service.mapping.scenes import open_pixels, open_scene, read_cube
+from hyperscene.service.mapping.swaths import open_ground
 from hyperscene.training.data.synthetic import SyntheticScene, write_scene
 from tests.bundles import write_patch_bundle
 from tests.products import (
     EMIT_GOOD,
     EMIT_NM,
     ENMAP_EMPTY,
+    ENMAP_HEIGHT_M,
     ENMAP_NM,
     ENMAP_STEM,
     NEON_NM,
@@ -38,16 +42,22 @@ from tests.products import (
     PRISMA_MIN_MAX,
     PRISMA_SWIR,
     PRISMA_VNIR,
+    enmap_functions,
     enmap_masks,
     enmap_values,
+    lookup_table,
     positions,
     smooth_cube,
     write_aviris3,
+    write_aviris3_radiance,
+    write_aviris_ng,
     write_desis,
     write_emit,
     write_enmap,
+    write_enmap_l1b,
     write_enmap_of,
     write_neon,
+    write_netcdf3,
     write_pace,
     write_prisma,
     write_tanager,
@@ -130,13 +140,97 @@ def test_an_enmap_product_is_read_by_any_of_its_paths(enmap, tmp_path, given):
     np.testing.assert_allclose(cube[valid], values[valid][:, ENMAP_USED] * 1e-4, rtol=1e-6)
 
 
-def test_an_enmap_l1b_product_has_the_bands_of_both_images(tmp_path):
-    values = enmap_values(10, 9)
-    scene = open_scene(write_enmap(tmp_path / "l1b", values, level="L1B"))
+def test_the_detectors_of_an_enmap_l1b_product_are_brought_together(tmp_path):
+    values = enmap_values(20, 17)
+    scene = open_scene(write_enmap_l1b(tmp_path / "l1b", values), options=ReadOptions(masks=("saturated",)))
     np.testing.assert_array_equal(scene.wavelengths_nm, ENMAP_NM[ENMAP_USED])
+    assert (scene.rows, scene.cols, scene.mask_kinds) == (17, 16, ("cloud", "saturated"))
     cube, valid = read_cube(scene)
-    np.testing.assert_array_equal(valid, values[..., 0] != NODATA)
+    # What both detectors saw begins three rows down, because the SWIR looks ahead by so much.
+    seen = values[3:, :16]
+    expected = seen[..., 0] != NODATA
+    expected[9, 3] = expected[9, 5] = False
+    np.testing.assert_array_equal(valid, expected)
+    np.testing.assert_allclose(cube[valid], seen[valid][:, ENMAP_USED] * 1e-4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("ending", ["BSQ", "BIL", "BIP", "JP2"])
+def test_an_enmap_image_may_have_each_format_that_can_be_ordered(tmp_path, ending):
+    values = enmap_values(14, 13)
+    folder = write_enmap(tmp_path / ENMAP_STEM, values, ending=ending)
+    scene = open_scene(zipped(folder, tmp_path / "p.zip"))
+    assert (scene.crs, scene.transform) == (UTM, GRID)
+    cube, valid = read_cube(scene)
+    masks = enmap_masks(14, 13)
+    expected = (values[..., 0] != NODATA) & (masks["CLOUD"] == 0) & (masks["CLOUDSHADOW"] == 0)
+    np.testing.assert_array_equal(valid, expected)
     np.testing.assert_allclose(cube[valid], values[valid][:, ENMAP_USED] * 1e-4, rtol=1e-6)
+
+
+def test_rational_functions_are_those_of_gdal():
+    found = enmap_functions()
+    functions = RationalFunctions(
+        (np.array(found["ROW_NUM"]), np.array(found["COL_NUM"])),
+        (np.array(found["ROW_DEN"]), np.array(found["COL_DEN"])),
+        np.array(found["OFF"]),
+        np.array(found["SCALE"]),
+        ENMAP_HEIGHT_M + 77,
+        np.zeros((4, 2)),
+    )
+    generator = np.random.default_rng(0)
+    lon, lat = 13.1 + generator.uniform(0, 0.005, 50), 52.5 - generator.uniform(0, 0.004, 50)
+    with RPCTransformer(gdal_rpc(found)) as transformer:
+        row, col = transformer.rowcol(lon, lat, [ENMAP_HEIGHT_M + 77] * 50, op=lambda value: value)
+    # GDAL counts from the outer edge of the first pixel.
+    np.testing.assert_allclose(image_positions(functions, lon, lat), np.array([row, col]) - 0.5, atol=1e-6)
+
+
+def gdal_rpc(found):
+    """The same functions for GDAL."""
+    names = ("line", "samp", "long", "lat", "height")
+    numbers = {f"{names[axis]}_{key.lower()}": found[key][axis] for key in ("OFF", "SCALE") for axis in range(5)}
+    return RPC(
+        **numbers,
+        line_num_coeff=found["ROW_NUM"],
+        line_den_coeff=found["ROW_DEN"],
+        samp_num_coeff=found["COL_NUM"],
+        samp_den_coeff=found["COL_DEN"],
+    )
+
+
+def test_an_enmap_l1b_product_is_laid_out_as_gdal_does_by_its_rational_functions(tmp_path):
+    scene = open_scene(write_enmap_l1b(tmp_path / "l1b", enmap_values(40, 33)))
+    with open_ground(scene) as (placed, lookup):
+        found = lookup.find(Window(0, 0, placed.cols, placed.rows))
+    assert (placed.crs, placed.transform.a) == (UTM, pytest.approx(30, rel=0.01))
+    functions = enmap_functions()
+    functions["OFF"][0] -= 3  # where the grid of both detectors begins
+    warped = np.full(found.shape, -1, np.int32)
+    index = np.arange(scene.rows * scene.cols, dtype=np.int32).reshape(scene.rows, scene.cols)
+    reproject(
+        index, warped, rpcs=gdal_rpc(functions), src_crs=CRS.from_epsg(4326), dst_crs=UTM, dst_nodata=-1,
+        dst_transform=placed.transform, RPC_HEIGHT=ENMAP_HEIGHT_M, resampling=Resampling.nearest,
+    )  # fmt: skip
+    both = (found >= 0) & (warped >= 0)
+    assert both.sum() == pytest.approx(scene.rows * scene.cols, rel=0.12)
+    apart = np.array(divmod(found[both], scene.cols)) - np.array(divmod(warped[both], scene.cols))
+    # GDAL interpolates the functions along rows, so that a few pixels at a boundary differ.
+    assert np.abs(apart).max() <= 1
+    assert (apart == 0).all(axis=0).mean() > 0.96
+
+
+def test_an_enmap_l1b_product_without_rational_functions_is_laid_out_by_its_corners(tmp_path):
+    scene = open_scene(write_enmap_l1b(tmp_path / "l1b", enmap_values(40, 33), has_rpc=False))
+    assert (scene.rows, scene.cols) == (40, 33)
+    with open_ground(scene) as (placed, lookup):
+        found = lookup.find(Window(0, 0, placed.cols, placed.rows))
+    known = found >= 0
+    assert known.sum() == pytest.approx(40 * 33, rel=0.02)
+    lon, lat = (values.ravel()[found[known]] for values in positions(40, 33))
+    x, y = (np.array(values) for values in transform_points(CRS.from_epsg(4326), UTM, lon, lat))
+    col, row = np.meshgrid(np.arange(placed.cols) + 0.5, np.arange(placed.rows) + 0.5)
+    east, north = placed.transform @ (col[known], row[known])
+    assert np.hypot(east - x, north - y).max() <= 30 / np.sqrt(2) + 1
 
 
 def test_a_cube_in_a_zip_is_read(tmp_path):
@@ -151,8 +245,11 @@ def test_masks_are_those_that_were_asked_for(enmap):
     np.testing.assert_array_equal(valid, has_data)
     _, valid = read_cube(open_scene(folder, options=ReadOptions(masks=("cirrus", "water"))))
     np.testing.assert_array_equal(valid, has_data & (masks["CIRRUS"] == 0) & (masks["CLASSES"] != 2))
-    assert open_scene(folder).mask_kinds == ("cirrus", "cloud", "shadow", "water")
-    with pytest.raises(OptionsUnusable, match="no mask snow; it has cloud, shadow, cirrus, water"):
+    # A defective sample of the empty band masks nothing.
+    _, valid = read_cube(open_scene(folder, options=ReadOptions(masks=("defective",))))
+    assert [tuple(place) for place in np.argwhere(has_data & ~valid)] == [(13, 11)]
+    assert open_scene(folder).mask_kinds == ("cirrus", "cloud", "defective", "shadow", "water")
+    with pytest.raises(OptionsUnusable, match="no mask snow; it has cloud, shadow, cirrus, water, defective"):
         open_scene(folder, options=ReadOptions(masks=("snow",)))
 
 
@@ -223,11 +320,27 @@ def test_a_prisma_l1_product_is_radiance_with_a_cloud_mask(tmp_path):
     samples = prisma_samples()
     scene = open_scene(write_prisma(tmp_path / "p.he5", samples, level="L1"))
     cube, valid = read_cube(scene)
-    assert (scene.level, scene.mask_kinds, scene.crs) == ("L1", ("cloud", "snow", "water"), None)
+    assert (scene.level, scene.crs) == ("L1", None)
+    assert scene.mask_kinds == ("cloud", "defective", "saturated", "snow", "water")
     expected = samples.any(axis=-1)
     expected[2:4, 3:6] = False
     np.testing.assert_array_equal(valid, expected)
     np.testing.assert_allclose(cube[..., 0], samples[..., 5] / 100, rtol=1e-6)
+
+
+@pytest.mark.parametrize("level", ["L2B", "L2C", "L2D"])
+def test_the_error_matrices_of_prisma_mask_pixels_by_the_bands_used(tmp_path, level):
+    path = write_prisma(tmp_path / "p.he5", prisma_samples(), level)
+    valid = {
+        kind: read_cube(open_scene(path, options=ReadOptions(masks=(kind,))))[1] for kind in ("saturated", "defective")
+    }
+    valid["none"] = read_cube(open_scene(path))[1]
+    assert [tuple(place) for place in np.argwhere(valid["none"] & ~valid["saturated"])] == [(8, 1)]
+    assert [tuple(place) for place in np.argwhere(valid["none"] & ~valid["defective"])] == [(7, 2)]
+    scene = open_scene(path, options=ReadOptions(masks=("saturated", "defective")))
+    without_560 = scene.narrowed(np.flatnonzero(scene.wavelengths_nm != 560))
+    assert read_cube(without_560)[1][8, 1]
+    assert scene.unit == ("W/(m2 sr um)" if level == "L2B" else "reflectance")
 
 
 def test_an_emit_product_is_read_with_its_mask_file(tmp_path):
@@ -238,7 +351,7 @@ def test_an_emit_product_is_read_with_its_mask_file(tmp_path):
     scene = open_scene(path)
     assert (scene.sensor, scene.level, scene.acquired) == ("EMIT", "L2A", "2022-08-15T04:28:38+0000")
     assert [band.wavelength_nm for band in scene.dropped] == [1360.0]
-    assert scene.mask_kinds == ("cirrus", "cloud", "dilated-cloud", "water")
+    assert scene.mask_kinds == ("aggregate", "cirrus", "cloud", "dilated-cloud", "water")
     values, valid = read_cube(scene)
     expected = np.ones((9, 8), bool)
     expected[1:3, 1:4] = expected[8, 7] = False
@@ -304,6 +417,51 @@ def test_envi_data_of_aviris_are_named_after_their_sensor(tmp_path):
         assert (scene.sensor, scene.acquired, scene.path) == ("AVIRIS-NG", "2017-07-07", data)
 
 
+def ground_of(scene):
+    """The scene's map on the ground, and the index of the sensor's pixel for each of its pixels."""
+    with open_ground(scene) as (placed, lookup):
+        return placed, lookup.find(Window(0, 0, placed.cols, placed.rows))
+
+
+def test_aviris_3_radiance_is_laid_out_by_its_lookup_table(tmp_path):
+    cube = smooth_cube(12, 9, len(EMIT_NM))
+    scene = open_scene(write_aviris3_radiance(tmp_path / "AV320230926t201618_001_L1B_RDN_main_RDN.nc", cube))
+    assert (scene.level, scene.unit, scene.crs) == ("L1B", "uW/(cm2 sr nm)", None)
+    placed, found = ground_of(scene)
+    col, row, west, north, step = lookup_table(12, 9)
+    np.testing.assert_array_equal(found, np.where(col > 0, (row - 1) * 9 + col - 1, -1))
+    assert (placed.crs, placed.transform) == (CRS.from_epsg(4326), from_origin(west, north, step, step))
+
+
+@pytest.mark.parametrize("has_table", [True, False])
+def test_aviris_ng_is_laid_out_by_the_table_or_the_positions_beside_it(tmp_path, has_table):
+    cube = smooth_cube(12, 9, 4)
+    image = write_aviris_ng(tmp_path / "ang20150422t163638_rdn_v1e", cube, has_table=has_table)
+    for given in (image, image.parent):
+        scene = open_scene(given)
+        assert (scene.sensor, scene.level, scene.path, scene.warnings) == ("AVIRIS-NG", "L1B", image, ())
+    np.testing.assert_array_equal(read_cube(scene)[0], cube)
+    placed, found = ground_of(scene)
+    if has_table:
+        col, row, *_ = lookup_table(12, 9)
+        np.testing.assert_array_equal(found, np.where(col > 0, (row - 1) * 9 + col - 1, -1))
+    else:
+        assert (placed.crs, placed.transform.a) == (CRS.from_epsg(32633), 30)
+        assert len(np.unique(found[found >= 0])) > 0.9 * 12 * 9
+
+
+def test_aviris_classic_radiance_is_divided_by_its_gains(tmp_path):
+    name = "f130503t01p00r11rdn_e_sc01_ort_img"
+    write_envi(tmp_path / f"{name}.img", np.full((6, 5, 3), 600, np.int16), "wavelength = {450, 560, 670}\n")
+    (tmp_path / f"{name}.img").rename(tmp_path / name)
+    (tmp_path / "f130503t01p00r11rdn_e.gain").write_text("300.0 1\n600.0 1\n1200.0 1\n")
+    scene = open_scene(tmp_path / name)
+    np.testing.assert_allclose(read_cube(scene)[0][0, 0], [2, 1, 0.5])
+    (tmp_path / "f130503t01p00r11rdn_e.gain").write_text("300.0 1\n")
+    with pytest.raises(SceneUnreadable, match="has 3 bands and its product 1 scales"):
+        open_scene(tmp_path / name)
+
+
 def test_a_desis_product_is_read_with_its_header(tmp_path):
     values = np.random.default_rng(0).integers(100, 5000, (6, 5, 4)).astype(np.int16)
     scene = open_scene(write_desis(tmp_path / "desis", values))
@@ -333,6 +491,49 @@ def test_any_chunks_give_the_same_rows(tmp_path, monkeypatch, chunks, is_rewritt
                 np.testing.assert_array_equal(found, expected)
         np.testing.assert_array_equal(pixels.spectrum(4, 5), other.spectrum(4, 5))
     assert all(now <= total for now, total in done)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("order", ["rcb", "brc"])
+def test_a_classic_netcdf_cube_is_read_with_its_wavelengths(tmp_path, version, order):
+    cube = smooth_cube(9, 8, 5)
+    cube[2, 3] = -999
+    path = write_netcdf3(tmp_path / "cube.nc", cube, order, version)
+    scene = open_scene(path)
+    assert (scene.rows, scene.cols, scene.sensor) == (9, 8, "")
+    np.testing.assert_allclose(scene.wavelengths_nm, EMIT_NM[:5])
+    values, valid = read_cube(scene)
+    assert [tuple(place) for place in np.argwhere(~valid)] == [(2, 3)]
+    np.testing.assert_allclose(values[valid], cube[valid] * 2 + 1, rtol=1e-6)
+
+
+def test_a_cdf_5_cube_is_read(tmp_path):
+    name, wide = b"\0\0\0\0\0\0\0\x04cube", ">q"
+    sizes = [("a", 2), ("b", 3), ("c", 4)]
+    header = b"CDF\x05" + struct.pack(">q", 0) + struct.pack(">iq", 10, 3)
+    for letter, size in sizes:
+        header += struct.pack(">q", 1) + letter.encode() + bytes(3) + struct.pack(wide, size)
+    header += struct.pack(">iq", 0, 0) + struct.pack(">iq", 11, 1) + name + struct.pack(">qqqq", 3, 0, 1, 2)
+    header += struct.pack(">iq", 0, 0) + struct.pack(">iq", 5, 96)
+    values = np.arange(24, dtype=">f4").reshape(2, 3, 4)
+    path = tmp_path / "cube.nc"
+    path.write_bytes(header + struct.pack(">q", len(header) + 8) + values.tobytes())
+    np.testing.assert_array_equal(read_cube(open_scene(path))[0], values)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda content: content[:-60], "cut short"),
+        (lambda content: content[:40], "cannot be read as netCDF"),
+        (lambda content: content[:4] + b"\xff" * 60 + content[64:], "cannot be read as netCDF"),
+    ],
+)
+def test_a_damaged_classic_netcdf_file_is_refused(tmp_path, change, words):
+    path = write_netcdf3(tmp_path / "cube.nc", smooth_cube(9, 8, 5), "rcb", 1)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(SceneUnreadable, match=words):
+        open_scene(path)
 
 
 def hostile_emit(tmp_path, change):
@@ -508,15 +709,28 @@ def test_positions_lay_a_map_out_within_half_a_pixel(tmp_path, small_bundle):
     np.testing.assert_allclose(
         np.take_along_axis(distance, found[..., None].clip(0), -1)[known][:, 0], near[known], atol=1e-4
     )
+
+
+@pytest.mark.parametrize(("kind", "same"), [("PRISMA L2C", 0.99), ("EMIT", 0.85)])
+def test_a_map_lies_where_gdal_puts_it(tmp_path, kind, same):
+    rows, cols = 80, 66
+    if kind == "EMIT":
+        scene = open_scene(write_emit(tmp_path / "emit", smooth_cube(rows, cols, len(EMIT_NM))))
+    else:
+        scene = open_scene(write_prisma(tmp_path / "p.he5", prisma_samples(rows, cols), level="L2C"))
+    placed, found = ground_of(scene)
     warped = np.full(found.shape, -1, np.int32)
-    index = np.arange(rows * cols, dtype=np.int32).reshape(rows, cols)
-    source = {"src_crs": CRS.from_epsg(4326), "src_geoloc_array": np.stack([lon, lat]).astype(float)}
-    target = {"dst_crs": UTM, "dst_transform": placed.transform, "dst_nodata": -1}
-    reproject(index, warped, **source, **target, resampling=Resampling.nearest)
-    both = known & (warped >= 0)
-    assert both.sum() > 0.8 * known.sum()
-    apart = np.hypot(*(np.array(divmod(found[both], cols)) - np.array(divmod(warped[both], cols))))
-    assert np.median(apart) <= 1
+    reproject(
+        np.arange(rows * cols, dtype=np.int32).reshape(rows, cols), warped, src_crs=CRS.from_epsg(4326),
+        src_geoloc_array=np.stack(positions(rows, cols, -0.5)),  # GDAL takes positions of upper left corners
+        dst_crs=placed.crs, dst_transform=placed.transform, dst_nodata=-1, resampling=Resampling.nearest,
+    )  # fmt: skip
+    both = (found >= 0) & (warped >= 0)
+    assert both.sum() > 0.95 * (found >= 0).sum()
+    apart = np.array(divmod(found[both], cols)) - np.array(divmod(warped[both], cols))
+    assert np.abs(apart).max() <= 1
+    assert np.abs(apart.mean(axis=1)).max() < 0.02  # pixels
+    assert (apart == 0).all(axis=0).mean() > same
 
 
 @pytest.mark.parametrize("change", ["../x.tif", "/x.tif", "C:/x.tif", "a/../../x.tif", "a\\x.tif", "a/" * 9 + "x.tif"])
