@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperscene.errors import BandsMissing
+from hyperscene.errors import BandsMissing, OptionsUnusable
 from hyperscene.json_text import json_text
 from hyperscene.model.bundle import DEMO_BUNDLE, Bundle, read_bundle
 from hyperscene.service.cli import DONE
@@ -22,7 +23,7 @@ from hyperscene.service.mapping.band_view import (
     unit_warning,
     view_scene,
 )
-from hyperscene.service.mapping.describe import describe_header, mask_shares
+from hyperscene.service.mapping.describe import describe_ground, describe_header, mask_shares
 from hyperscene.service.mapping.engine_health import checking_device
 from hyperscene.service.mapping.engines import check_bundle
 from hyperscene.service.mapping.pictures import write_quicklook
@@ -36,7 +37,12 @@ COUNTED_SAMPLES = 500_000_000
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `hyperscene inspect`."""
     parser.add_argument("path", type=Path, metavar="PATH", help="a scene, or a bundle (.onnx)")
-    parser.add_argument("--bundle", type=Path, metavar="B", help="match the scene with this bundle (the demo bundle)")
+    parser.add_argument(
+        "--bundle",
+        type=Path,
+        metavar="B",
+        help="a bundle, or a folder of them, to match the scene with (demo)",
+    )
     add_scene_options(parser)
     parser.add_argument("--quicklook", type=Path, metavar="PNG", help="write a picture: true colour and false colour")
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
@@ -50,42 +56,58 @@ def run(options: argparse.Namespace) -> int:
         document = describe_bundle(bundle)
     else:
         scene = open_given_scene(options.path, options)
-        document = describe_scene(scene, read_bundle(options.bundle or DEMO_BUNDLE))
+        document = describe_scene(scene, _bundles(options.bundle or DEMO_BUNDLE)) | {"scene": str(options.path)}
         if options.quicklook is not None:
             write_quicklook(scene, options.quicklook)
     print(json_text(document, indent=2) if options.json else _screen(document))
     return DONE
 
 
-def describe_scene(scene: Scene, bundle: Bundle) -> dict[str, Any]:
-    """Everything `inspect` shows of a scene."""
+def _bundles(path: Path) -> list[Bundle]:
+    """The bundle at a path, or those in a folder."""
+    paths = sorted(path.glob("*.onnx")) if path.is_dir() else [path]
+    if not paths:
+        raise OptionsUnusable(f"{path} holds no bundle (.onnx): give another folder, or a bundle")
+    return [read_bundle(found) for found in paths]
+
+
+def describe_scene(scene: Scene, bundles: Sequence[Bundle]) -> dict[str, Any]:
+    """Everything `inspect` shows of a scene; pixels are judged in the bands of the first bundle that fits."""
     warnings = list(scene.warnings)
-    try:
-        view = view_scene(scene, bundle.manifest)
-        match, is_mappable, fit = _match_text(view, bundle), True, _describe_fit(view, bundle)
-        warnings += band_warnings(view.match, bundle.manifest)
-    except BandsMissing as error:
-        view, match, is_mappable, fit = all_bands_view(scene), f"does not match: {error}", False, None
+    matches = [_describe_match(scene, bundle) for bundle in bundles]
+    chosen = next((place for place, match in enumerate(matches) if match["is_mappable"]), None)
+    view = all_bands_view(scene) if chosen is None else view_scene(scene, bundles[chosen].manifest)
     share, is_exact, spectra = _sample(view)
-    if is_mappable and (unusual := unit_warning(spectra, bundle.manifest)):
-        warnings.append(unusual)
+    if chosen is not None:
+        manifest = bundles[chosen].manifest
+        warnings += band_warnings(view.match, manifest)
+        warnings += [unusual] if (unusual := unit_warning(spectra, manifest)) else []
     if share == 0:
         warnings.append("no valid pixel was found: the whole map would be class 0")
     nm = scene.wavelengths_nm
     return {
         "scene": str(scene.path),
         **describe_header(scene),
+        **describe_ground(scene),
         "wavelengths_nm": None if nm is None else [round(float(nm.min()), 2), round(float(nm.max()), 2)],
         "values": None if not spectra.size else [float(spectra.min()), float(spectra.max())],
         "valid_share": round(share, 6),
         "valid_share_is_exact": is_exact,
         "mask_shares": mask_shares(scene),
-        "bundle": bundle.manifest.name,
-        "match": match,
-        "fit": fit,
-        "is_mappable": is_mappable,
+        **matches[chosen or 0],
+        "bundles": matches,
         "warnings": warnings,
     }
+
+
+def _describe_match(scene: Scene, bundle: Bundle) -> dict[str, Any]:
+    """How a bundle fits a scene."""
+    try:
+        view = view_scene(scene, bundle.manifest)
+        match, is_mappable, fit = _match_text(view, bundle), True, _describe_fit(view, bundle)
+    except BandsMissing as error:
+        match, is_mappable, fit = f"does not match: {error}", False, None
+    return {"bundle": bundle.manifest.name, "match": match, "fit": fit, "is_mappable": is_mappable}
 
 
 def describe_bundle(bundle: Bundle) -> dict[str, Any]:
@@ -165,6 +187,8 @@ def _scene_lines(scene: dict[str, Any]) -> list[tuple[str, Any]]:
     nm, values = scene["wavelengths_nm"], scene["values"]
     bad = f" ({scene['bad_bands']} bad ones dropped)" if scene["bad_bands"] else ""
     width, height = scene["pixel_size"]
+    if ground := scene.get("map"):
+        width, height = abs(ground["transform"][0]), abs(ground["transform"][4])
     about = "" if scene["valid_share_is_exact"] else "about "
     unit = f" ({scene['unit']})" if scene.get("unit") else ""
     masks = ", ".join(
@@ -181,10 +205,10 @@ def _scene_lines(scene: dict[str, Any]) -> list[tuple[str, Any]]:
         ("no data", ", ".join(scene["no_data"]) or "no value declared"),
         ("valid", f"{about}{100 * scene['valid_share']:.1f} % of the pixels"),
         *([("masks", masks)] if masks else []),
-        ("CRS", scene["crs"] or ("none; the map is laid out on the ground" if scene.get("is_swath") else "none")),
+        ("CRS", f"{ground['crs']}, on which the map is laid out" if ground else scene["crs"] or "none"),
         ("pixel", f"{width:g} x {height:g}" if not scene["ground_control_points"] else
          f"{scene['ground_control_points']} ground control points"),
-        ("bundle", f"{scene['bundle']}: {scene['match']}"),
+        *(("bundle", f"{bundle['bundle']}: {bundle['match']}") for bundle in scene["bundles"]),
         *(("warning", warning) for warning in scene["warnings"]),
     ]  # fmt: skip
 

@@ -8,12 +8,13 @@ from rasterio.windows import Window
 
 from hyperscene.service.mapping.limits import Limits
 from hyperscene.service.mapping.options import STRIDES
+from hyperscene.service.mapping.products.image_files import JPEG_2000
 from hyperscene.service.mapping.products.masks import open_masks
 from hyperscene.service.mapping.products.product import CubeImage
 from hyperscene.service.mapping.scenes import Scene
 
 MASK_ROWS, COUNTED_PIXELS = 256, 50_000_000
-FORMAT_NAMES = {"GTiff": "GeoTIFF", "ENVI": "ENVI", "HDF5": "HDF5"}
+FORMAT_NAMES = {"GTiff": "GeoTIFF", "ENVI": "ENVI", "HDF5": "HDF5", JPEG_2000: "JPEG 2000"}
 
 
 def describe_header(scene: Scene) -> dict[str, Any]:
@@ -64,14 +65,15 @@ def describe_product(scene: Scene) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value}
 
 
-def describe_ground(scene: Scene, limits: Limits) -> dict[str, Any]:
+def describe_ground(scene: Scene, limits: Limits | None = None) -> dict[str, Any]:
     """The grid of the map of a scene in sensor geometry; nothing for other scenes."""
     if scene.ground is None:
         return {}
     from hyperscene.service.mapping.swaths import open_ground  # 6 MB, for swaths only
 
     with open_ground(scene) as (placed, _):
-        limits.check_size(f"the map of {scene.name}", placed.rows, placed.cols, len(scene.bands))
+        if limits is not None:
+            limits.check_size(f"the map of {scene.name}", placed.rows, placed.cols, len(scene.bands))
         crs = None if placed.crs is None else placed.crs.to_string()
         return {"map": {"rows": placed.rows, "cols": placed.cols, "crs": crs, "transform": [*placed.transform][:6]}}
 

@@ -36,6 +36,7 @@ RASTER = r"(_COG)?\.(TIFF?|GEOTIFF|JP2|JPEG2000|BSQ|BIL|BIP)"
 METADATA = re.compile(r"(?P<stem>ENMAP.+-____(?P<level>L1B|L1C|L2A)-.+)-METADATA\.XML", re.IGNORECASE)
 IMAGE = re.compile(rf"(?P<stem>ENMAP.+-____L(1B|1C|2A)-.+)-SPECTRAL_IMAGE(_VNIR|_SWIR)?({RASTER}|\.HDR)", re.IGNORECASE)
 NAMES = re.compile(r"ENMAP.+-(METADATA\.XML|SPECTRAL_IMAGE.*)", re.IGNORECASE)
+ENVI = (".BSQ", ".BIL", ".BIP")
 JPEG_2000_MAGIC = (b"\0\0\0\x0c", b"\xff\x4f\xff\x51")  # of a file, and of a bare codestream
 EMPTY_MEAN = -1e6  # with a deviation of 0 in the band statistics
 # Quality layers, and the values that mask a pixel. Cirrus has three degrees.
@@ -186,10 +187,10 @@ def _driver_of(path: Path) -> str:
     """The driver for a raster's content."""
     with path.open("rb") as file:
         start = file.read(4)
-    if start in TIFF_MAGIC:
-        return "GTiff"
     if start in JPEG_2000_MAGIC:
         return JPEG_2000
+    if start in TIFF_MAGIC or path.suffix.upper() not in ENVI:
+        return "GTiff"
     if header_of(path) is None:
         raise SceneIncomplete(f"{path.name} has no ENVI header: add {path.with_suffix('.HDR').name}")
     return "ENVI"

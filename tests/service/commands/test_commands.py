@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import shutil
 import signal
 import struct
 import subprocess
@@ -20,7 +21,7 @@ from hyperscene.service.mapping.gdal import ignore_missing_georeference
 from hyperscene.service.mapping.output import RESULTS
 from tests.bundles import write_bundle
 from tests.command_line import cli_command, refusal, run
-from tests.products import ENMAP_STEM, enmap_values, write_enmap, zipped
+from tests.products import ENMAP_STEM, enmap_values, write_enmap, write_prisma, zipped
 from tests.scenes import UTM, quadrants, spectra_of, write_envi, write_tif
 
 NM = np.linspace(450, 900, 5)
@@ -242,6 +243,22 @@ def test_inspect_shows_why_a_scene_does_not_match(tmp_path, bundle):
     assert "450 to 600 nm" in document["match"]
 
 
+def test_inspect_shows_how_each_bundle_of_a_folder_fits_and_where_a_swath_lies(tmp_path):
+    (tmp_path / "bundles").mkdir()
+    write_bundle(tmp_path / "bundles" / "z.onnx", bands=3, wavelengths_nm=[450.0, 560.0, 670.0], fwhm_nm=None)
+    shutil.copy(DEMO_BUNDLE, tmp_path / "bundles" / "a.onnx")
+    scene = write_prisma(tmp_path / "PRS_L2C_STD.he5", np.full((9, 8, 11), 9_000), "L2C")
+    done = run("inspect", scene, "--bundle", tmp_path / "bundles", "--json")
+    document = json.loads(done.stdout)
+    assert [found["is_mappable"] for found in document["bundles"]] == [False, True]
+    assert (document["bundle"], document["is_mappable"]) == (document["bundles"][1]["bundle"], True)
+    assert document["map"]["crs"] == "EPSG:32633"
+    shown = run("inspect", scene, "--bundle", tmp_path / "bundles").stdout
+    assert "EPSG:32633, on which the map is laid out" in shown
+    assert "30 x 30" in shown
+    assert "holds no bundle" in refusal(run("inspect", scene, "--bundle", tmp_path))
+
+
 def test_inspect_as_json_is_one_document_even_with_nan_for_no_data(tmp_path, bundle):
     values = spectra_of(quadrants(9, 9), 5)
     values[0, 0] = np.nan
@@ -262,7 +279,9 @@ def test_a_product_is_inspected_and_mapped_with_its_masks(tmp_path, bundle):
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if not line.startswith(" "))
     assert lines["product"] == "EnMAP L2A 2022-07-24T10:45:26"
     assert lines["size"] == "30 rows x 25 cols x 10 bands (2 bad ones dropped), int16"
-    assert lines["masks"].startswith("cirrus 0.1 % (not applied), cloud 2.0 %, shadow 2.0 %, water 6.7 % (not applied)")
+    masks = " ".join(done.stdout.split()).partition(" masks ")[2]
+    assert masks.startswith("cirrus 0.1 % (not applied), cloud 2.0 %, defective 0.1 % (not applied), shadow 2.0 %")
+    assert lines["scene"] == f"{product} (GeoTIFF)"
     assert lines["values"].endswith("(reflectance)")
     assert "7 (958 nm): the overlap" in lines["warning"]
     with ignore_missing_georeference(), rasterio.open(tmp_path / "look.png") as picture:
