@@ -229,7 +229,7 @@ def test_a_mask_that_a_scene_does_not_have_is_refused(broad, client, tif, tmp_pa
     server, _ = broad
     _, files = write_product(tmp_path / "product", "EnMAP zip")
     for response, words in (
-        (send(server.client, *files, mask="saturated"), "no mask saturated; it has cirrus, cloud, shadow"),
+        (send(server.client, *files, mask="saturated"), "no mask saturated; it has cirrus, cloud, defective, shadow"),
         (send(client, tif, mask="cloud"), "no mask cloud; it has no masks"),
         (send(client, tif, mask="fog"), "'fog' is no mask"),
     ):
