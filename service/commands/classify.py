@@ -12,7 +12,6 @@ from typing import Any
 from hyperscene.errors import OptionsUnusable
 from hyperscene.progress import ProgressBar
 from hyperscene.service.cli import DONE
-from hyperscene.service.client import Client
 from hyperscene.service.commands.options import (
     add_bundle_option,
     add_engine_options,
@@ -92,6 +91,8 @@ def map_on_server(
     mask: str | None = None,
 ) -> dict[str, Any]:
     """Map a scene on a server, with a progress bar for a long upload and one for the map."""
+    from hyperscene.service.client import Client  # here, because a map on this machine starts sooner without httpx
+
     began = time.monotonic()
     with (
         ProgressBar(0, "bytes") as upload,
