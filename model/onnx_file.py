@@ -7,8 +7,12 @@ Field numbers are those of onnx.proto (ONNX IR version 3 and later).
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 MODEL_GRAPH, MODEL_METADATA = 7, 14
 GRAPH_INITIALIZER, GRAPH_INPUT, GRAPH_OUTPUT = 5, 11, 12
@@ -16,13 +20,18 @@ ENTRY_KEY, ENTRY_VALUE = 1, 2
 VALUE_NAME, VALUE_TYPE = 1, 2
 TYPE_TENSOR, TENSOR_ELEMENT, TENSOR_SHAPE, SHAPE_DIMENSION, DIMENSION_SIZE = 1, 1, 2, 1, 1
 
-TENSOR_RAW_DATA = 9
+GRAPH_NODE = 1
+NODE_INPUT, NODE_OPERATOR = 1, 4
+TENSOR_DIMENSIONS, TENSOR_TYPE, TENSOR_NAME, TENSOR_RAW_DATA = 1, 2, 8, 9
 SMALL_BYTES = 64  # an initializer up to this size is a parameter of an operator, such as a shape
 
 FLOAT32, INT64 = 1, 7  # of TensorProto.DataType
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf's wire types
 LONGEST_VARINT = 10
+
+
+Array = NDArray[np.float32]
 
 
 class NotOnnx(ValueError):
@@ -68,6 +77,48 @@ def read_onnx(content: bytes) -> OnnxFile:
     if not has_graph:
         raise NotOnnx("it has no graph")
     return OnnxFile(metadata, inputs, outputs, structure.hexdigest())
+
+
+def read_weights(content: bytes) -> tuple[dict[str, Array], list[Array]]:
+    """The float32 initializers by name, and the matrices (in, out) of the MatMul operators in the graph's order."""
+    named: dict[str, Array] = {}
+    operands: list[str] = []  # the right-hand sides of products
+    for number, graph in _fields(memoryview(content)):
+        if number != MODEL_GRAPH:
+            continue
+        for part, value in _fields(_message(graph)):
+            if part == GRAPH_INITIALIZER:
+                _add_weight(named, _message(value))
+            elif part == GRAPH_NODE:
+                fields = list(_fields(_message(value)))
+                inputs = [_text(field) for number, field in fields if number == NODE_INPUT]
+                if "MatMul" in [_text(field) for number, field in fields if number == NODE_OPERATOR]:
+                    operands.append(inputs[1])
+    return named, [named[name] for name in operands if name in named]
+
+
+def _add_weight(named: dict[str, Array], tensor: memoryview) -> None:
+    """Add an initializer if it is float32, stored as raw bytes."""
+    fields = list(_fields(tensor))
+    found = dict(fields)
+    if found.get(TENSOR_TYPE) != FLOAT32 or TENSOR_RAW_DATA not in found:
+        return
+    shape = [value for number, field in fields if number == TENSOR_DIMENSIONS for value in _integers(field)]
+    values = np.frombuffer(_message(found[TENSOR_RAW_DATA]), "<f4")
+    if values.size != math.prod(shape):
+        raise NotOnnx("an initializer is cut short")
+    named[_text(found.get(TENSOR_NAME, b""))] = values.reshape(shape)
+
+
+def _integers(value: Field) -> Iterator[int]:
+    """A repeated integer's values: one, or several that are packed."""
+    if isinstance(value, int):
+        yield value
+        return
+    position, packed = 0, memoryview(value)
+    while position < len(packed):
+        number, position = _varint(packed, position)
+        yield number
 
 
 def _add_structure(structure: hashlib._Hash, number: int, value: Field) -> None:

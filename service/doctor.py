@@ -28,7 +28,7 @@ Status = Literal["ok", "slow", "broken"]
 
 PROBES_S = 12.0  # for all probes together; if the machine is too busy for them, the checks say so
 SHOWN_PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "openvino", "torch", "distributed")
-SLOW_PATCHES_PER_S = 20.0  # of the demo bundle; 2 cores of an AMD EPYC run 130 (ONNX Runtime) to 350 (OpenVINO)
+SLOW_PATCHES_PER_S = 20.0  # of the demo bundle; 2 cores of an AMD EPYC run 400 with ONNX Runtime
 MIN_MEMORY_BYTES, MIN_DISK_BYTES = 2 * 10**9, 10**9
 MIN_OPEN_FILES = 1024
 CLOCK_TOLERANCE_S = 60.0

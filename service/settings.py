@@ -35,7 +35,7 @@ class Settings(BaseSettings):
     model: str | None = Field(None, description="default bundle (the first by name)")
     device: str = Field(
         "auto",
-        description="comma-separated devices, each with a worker process: auto, cpu, openvino, cuda, cuda:1, tensorrt",
+        description="comma-separated devices, each with a worker: auto, cpu, openvino, fused, cuda, cuda:1, tensorrt",
     )
     threads: int = Field(0, ge=0, description="number of threads of all CPU workers together (all cores)")
     batch: int = Field(0, ge=0, description="patches in a batch (16, or 256 on a GPU)")

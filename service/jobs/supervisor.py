@@ -159,7 +159,7 @@ class Supervisor:
             return None
         used = [worker.device for worker in self._store.workers() if worker.name == slot.name]
         bundle = self._bundle_in_use(slot)
-        for engine in candidates((used[0] if used else slot.device).partition(":")[0]):
+        for engine in candidates((used[0] if used else slot.device).partition(":")[0], bundle):
             report = engine_report(engine, bundle, is_fresh=True)
             if report.is_broken:
                 log.error("%s", report.failure, extra={"worker": slot.name})

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Device = Literal["auto", "cpu", "openvino", "cuda", "tensorrt"]
+Device = Literal["auto", "cpu", "openvino", "fused", "cuda", "tensorrt"]
 DEVICES: tuple[Device, ...] = get_args(Device)

@@ -1,4 +1,4 @@
-"""Engines run a bundle's graph: ONNX Runtime and OpenVINO behind one small interface."""
+"""Engines run a bundle's network: the fused kernel, OpenVINO and ONNX Runtime behind one small interface."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hyperscene.errors import NotReady, OptionsUnusable
 from hyperscene.model.bundle import Bundle, BundleRefused, import_onnxruntime, open_session, replay_check, run_graph
 from hyperscene.service.mapping.devices import DEVICES, Device
 from hyperscene.service.mapping.engine_health import candidates, engine_report
+from hyperscene.service.mapping.fused_engine import FusedEngine
 from hyperscene.service.mapping.gpu import PROVIDERS, GpuEngine
 from hyperscene.service.mapping.openvino_engine import OpenVinoEngine
 
@@ -79,7 +80,7 @@ def choose_engine(
     if device not in DEVICES:
         raise OptionsUnusable(f"device must be one of {', '.join(DEVICES)}, not {device}")
     reasons: list[str] = []
-    for candidate in candidates(device):
+    for candidate in candidates(device, bundle):
         report = engine_report(candidate, bundle)
         try:
             if report.is_broken:
@@ -110,6 +111,8 @@ def _start_engine(bundle: Bundle, device: str, threads: int, batch: int) -> Engi
     callers = threads or cores()
     if device in PROVIDERS:
         return GpuEngine.open(bundle, device, batch)
+    if device == "fused":
+        return FusedEngine.open(bundle, callers, batch or CPU_BATCH)
     if device == "openvino":
         if importlib.util.find_spec("openvino") is None:
             raise NotReady("OpenVINO is not installed: pip install 'hyperscene[cpu]', or use the device cpu")

@@ -21,6 +21,8 @@ from tests.service.mapping.test_engine_health import KILL, packages  # noqa: F40
 
 pytestmark = pytest.mark.slow
 
+NO_KERNEL = 'import sys\nsys.modules["hyperscene.service.mapping._fused"] = None\n'  # as if it had not been built
+
 
 def line(document, name):
     return next(check for check in document["checks"] if check["name"] == name)
@@ -57,7 +59,8 @@ def test_the_output_names_a_broken_engine_with_its_remedy(packages, tmp_path):  
 
 
 def test_without_a_working_engine_the_exit_code_is_1(packages, tmp_path):  # noqa: F811
-    done = run("doctor", "--json", "--data", tmp_path / "data", **packages(openvino=KILL, onnxruntime=KILL))
+    broken = packages(openvino=KILL, onnxruntime=KILL, sitecustomize=NO_KERNEL)
+    done = run("doctor", "--json", "--data", tmp_path / "data", **broken)
     assert done.returncode == 1
     document = json.loads(done.stdout)
     assert document["can_map"] is False

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from hyperscene.model.bundle import DEMO_BUNDLE, read_bundle
+from hyperscene.model.bundle import read_bundle
 from hyperscene.service.cluster import tasks
 from hyperscene.service.mapping import engine_health, engines
 from hyperscene.service.mapping.engine_health import EngineReport, engine_report
@@ -205,7 +205,7 @@ def test_the_python_api_loads_bundles_without_a_crashing_onnx_runtime(packages, 
 
 def test_a_cluster_worker_uses_the_next_engine_and_says_why(bundle, monkeypatch):
     crashed = EngineReport("openvino", failure="openvino is not used: it crashed", is_broken=True)
-    monkeypatch.setattr(engines, "candidates", lambda _: ["openvino", "cpu"])
+    monkeypatch.setattr(engines, "candidates", lambda *_: ["openvino", "cpu"])
     monkeypatch.setattr(engines, "engine_report", lambda device, _: crashed if device == "openvino" else CPU_WORKS)
     sent = read_bundle(bundle)
     found = tasks.receive_bundle(sent.content, sent.sha256, "test.onnx")
@@ -214,19 +214,19 @@ def test_a_cluster_worker_uses_the_next_engine_and_says_why(bundle, monkeypatch)
     assert tasks.find_engine(sent.sha256).left_out == found.left_out
 
 
-def test_an_engine_that_hangs_is_left_out_for_some_minutes(monkeypatch, tmp_path):
+def test_an_engine_that_hangs_is_left_out_for_some_minutes(bundle, monkeypatch, tmp_path):
     monkeypatch.setenv("HYPERSCENE_CACHE", str(tmp_path))
     monkeypatch.setattr(engine_health, "_known", {})
-    demo = read_bundle(DEMO_BUNDLE)
-    assert choose_engine(demo, "cpu")[1] == []
+    sent = read_bundle(bundle)
+    assert choose_engine(sent, "cpu")[1] == []
     monkeypatch.setattr(engine_health, "PROBE_S", 0.05)
-    report = engine_report("openvino", timeout_s=0.05)
+    report = engine_report("openvino", sent, timeout_s=0.05)
     assert report.is_broken
     assert "did not finish" in report.failure
-    assert choose_engine(demo)[1] == [report.failure]
+    assert choose_engine(sent)[1] == [report.failure]
     later = time.time() + 700
     monkeypatch.setattr(time, "time", lambda: later)
-    assert choose_engine(demo)[1] == []
+    assert choose_engine(sent)[1] == []
 
 
 def test_a_probe_measures_the_speed_of_an_engine():

@@ -12,7 +12,13 @@ import pytest
 from hyperscene.errors import NotReady, OptionsUnusable
 from hyperscene.model.bundle import DEMO_BUNDLE, load_bundle
 from hyperscene.service.mapping.engines import make_engine
+from hyperscene.service.mapping.fused_engine import kernel_for
 from hyperscene.service.mapping.openvino_engine import GELU_END, GELU_P, GELU_Q, OpenVinoEngine
+from tests.bundles import write_patch_bundle
+
+needs_kernel = pytest.mark.skipif(
+    kernel_for("float32") is None, reason="the fused kernel was not built: it needs a C compiler"
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +44,7 @@ def test_each_device_predicts_the_probabilities_of_the_bundle(demo, device):
         np.testing.assert_allclose(engine.probabilities(cube, centers), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", ["cpu", "openvino"])
+@pytest.mark.parametrize("device", ["cpu", "openvino", pytest.param("fused", marks=needs_kernel)])
 def test_many_threads_get_the_same_bytes_as_one(demo, device):
     engine = make_engine(demo, device, threads=3)
     requests = [question(demo, seed=seed) for seed in range(3)]
@@ -84,17 +90,23 @@ print(seen == {frozenset(everywhere)})
     assert done.stdout == "True\n"
 
 
-def test_auto_uses_openvino_without_a_gpu(demo):
-    assert make_engine(demo).device == "openvino"
+@pytest.fixture
+def other(tmp_path):
+    """A network that the fused kernel does not run."""
+    return load_bundle(write_patch_bundle(tmp_path / "other.onnx"))
+
+
+def test_auto_uses_openvino_without_a_gpu_where_the_fused_kernel_does_not_suit(other):
+    assert make_engine(other).device == "openvino"
 
 
 @pytest.mark.slow
-def test_auto_falls_back_to_onnx_runtime(demo, monkeypatch):
+def test_auto_falls_back_to_onnx_runtime(other, monkeypatch):
     monkeypatch.setitem(sys.modules, "openvino", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert make_engine(demo).device == "cpu"
+    assert make_engine(other).device == "cpu"
     with pytest.raises(NotReady, match="OpenVINO is not installed"):
-        make_engine(demo, "openvino")
+        make_engine(other, "openvino")
 
 
 @pytest.mark.parametrize("device", ["cuda", "tensorrt"])
@@ -104,11 +116,11 @@ def test_a_missing_gpu_is_an_error_and_never_replaced(demo, device):
 
 
 @pytest.mark.slow
-def test_an_engine_that_fails_the_self_check_is_not_ready(demo, monkeypatch):
-    monkeypatch.setattr(OpenVinoEngine, "probabilities", lambda self, cube, centers: np.full((len(centers), 8), 0.125))
+def test_an_engine_that_fails_the_self_check_is_not_ready(other, monkeypatch):
+    monkeypatch.setattr(OpenVinoEngine, "probabilities", lambda self, cube, centers: np.full((len(centers), 3), 1 / 3))
     with pytest.raises(NotReady, match="does not reproduce the bundle's reference output"):
-        make_engine(demo, "openvino")
-    assert make_engine(demo).device == "cpu"
+        make_engine(other, "openvino")
+    assert make_engine(other).device == "cpu"
 
 
 def test_invalid_options_are_refused(demo):
