@@ -189,7 +189,8 @@ def test_a_rewritten_cube_gives_the_same_bytes_after_kills_and_leaves_nothing(tm
         done = server.finished(job)
         assert (done["status"], done["resumes"]) == ("successful", 1), done
         found = server.client.get(f"/jobs/{job}/results/probabilities.tif").content
-        assert sorted(path.name for path in work.iterdir()) == ["record.json", "results"]
+        # The worker removes its files after the job is marked as successful.
+        assert wait_for(lambda: sorted(path.name for path in work.iterdir()) == ["record.json", "results"])
         spectrum = server.client.get(f"/jobs/{job}/pixel", params={"row": 5, "col": 5}).json()
         assert "blocks that must be unpacked whole" in spectrum["spectrum_missing"]
     bundle = bundle_folder / "pixel.onnx"
