@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperscene.errors import SceneIncomplete, SceneUnreadable
-from hyperscene.service.mapping.scene_files import ENVI_SUFFIXES, FORMATS, TIFF_MAGIC
+from hyperscene.service.mapping.scene_files import ENVI_SUFFIXES, FORMATS, JPEG_2000_MAGIC, TIFF_MAGIC
 
 MAX_NAME_LENGTH = 255
 HEADER_NAME = "scene.hdr"  # every ENVI header is stored under this name
 # Sensor modules recognise a product by the names of its files: these are kept, if they are plain, in a folder of ours.
 PRODUCT_FOLDER = "product"
-PRODUCT_FILE = re.compile(r"[A-Za-z0-9][\w.+-]{0,200}\.(tiff?|xml|hdr|h5|he5|hdf5?|nc4?)", re.ASCII | re.IGNORECASE)
+PRODUCT_FILE = re.compile(
+    r"[A-Za-z0-9][\w.+-]{0,200}\.(tiff?|geotiff|jp2|jpeg2000|bsq|bil|bip|xml|hdr|h5|he5|hdf5?|nc4?)",
+    re.ASCII | re.IGNORECASE,
+)
 PRODUCT_KEY = re.compile(r".+(METADATA\.XML|SPECTRAL_IMAGE\.HDR)", re.IGNORECASE)
 HDF5_SUFFIXES = (".h5", ".he5", ".hdf", ".hdf5", ".nc", ".nc4")
 ARCHIVES = {"zip": "scene.zip", "tar": "scene.tar", "gzip": "scene.tar.gz"}  # the name of each kind on disk
@@ -73,7 +76,8 @@ def _is_product(files: list[ReceivedFile]) -> bool:
     names = {file.name.lower() for file in files}
     are_plain = len(names) == len(files) > 0 and all(PRODUCT_FILE.fullmatch(file.name) for file in files)
     kinds = {_kind(file) for file in files}
-    is_described = kinds <= {"GeoTIFF", "ENVI header", "XML"} and any(PRODUCT_KEY.fullmatch(name) for name in names)
+    rasters = {"GeoTIFF", "JPEG 2000", "ENVI data", "ENVI header"}
+    is_described = kinds <= rasters | {"XML"} and any(PRODUCT_KEY.fullmatch(name) for name in names)
     return are_plain and (kinds == {"HDF5"} or is_described)
 
 
@@ -97,6 +101,8 @@ def _kind(file: ReceivedFile) -> str:
         return "GeoTIFF"
     if file.start == b"ENVI":
         return "ENVI header"
+    if file.start in JPEG_2000_MAGIC:
+        return "JPEG 2000"
     suffix = Path(file.name).suffix.lower()
     if file.start == ZIP_MAGIC:
         return "zip"

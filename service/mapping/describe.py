@@ -6,9 +6,9 @@ from typing import Any
 
 from rasterio.windows import Window
 
+from hyperscene.service.mapping.gdal import JPEG_2000
 from hyperscene.service.mapping.limits import Limits
 from hyperscene.service.mapping.options import STRIDES
-from hyperscene.service.mapping.products.image_files import JPEG_2000
 from hyperscene.service.mapping.products.masks import open_masks
 from hyperscene.service.mapping.products.product import CubeImage
 from hyperscene.service.mapping.scenes import Scene

@@ -17,6 +17,7 @@ from rasterio.errors import NotGeoreferencedWarning, RasterioError
 from hyperscene.service.mapping.remote_file import RemoteFile
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
+JPEG_2000 = "JP2OpenJPEG"  # the driver
 # rasterio lets some of GDAL's own errors through.
 GDAL_ERRORS = (RasterioError, CPLE_BaseError)
 # The next strip reads some blocks of a tiled file again: enough for a row of them in most scenes, and a limit.
@@ -37,7 +38,7 @@ def open_dataset(path: Path, driver: str, remote: RemoteFile | None = None) -> I
     """A scene's file, opened by one driver only; a remote one is read through `remote`, whose errors are raised."""
     # No other file may change what is read: no .aux.xml (PAM), and for a TIFF no mask, overview or world file, because
     # each may be a VRT that points to other files. ENVI needs its folder to find the header.
-    siblings = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR"} if driver == "GTiff" else {}
+    siblings = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR"} if driver in ("GTiff", JPEG_2000) else {}
     source = str(path) if remote is None else f"/remote-{next(OPENED)}"
     with rasterio.Env(GDAL_PAM_ENABLED="NO", GDAL_CACHEMAX=CACHE_BYTES, **siblings):
         try:

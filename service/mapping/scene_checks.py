@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hyperscene.errors import SceneTooLarge, SceneUnreadable
-from hyperscene.service.mapping.gdal import DTYPES, envi_header, row_of_blocks_bytes
+from hyperscene.service.mapping.gdal import DTYPES, JPEG_2000, envi_header, row_of_blocks_bytes
 from hyperscene.service.mapping.limits import Limits
 from hyperscene.service.mapping.prefetch import Stop
 from hyperscene.service.mapping.remote import is_remote, name_of
@@ -22,12 +23,15 @@ from hyperscene.service.mapping.tiff import declared_size, expected_bytes, packe
 REMOTE_ROW_BYTES = 1 << 30
 # GDAL searches all keys of an ENVI header for each one: 5,000 take 0.4 s, 150,000 more than 100 s.
 HEADER_KEYS = 5_000
+JPEG_2000_BYTES = 1 << 20
 
 
 def read_declared_size(path: Path, driver: str, limits: Limits) -> tuple[int, int, int]:
     """Rows, columns and bands from the file's header, without GDAL."""
     if driver == "GTiff":
         return declared_size(path)
+    if driver == JPEG_2000:
+        return _jpeg_2000_start(path)[1]
     header = header_of(path)
     if header is None or header.stat().st_size > limits.header_bytes:
         raise SceneTooLarge(f"the header of {path.name} is longer than {limits.header_bytes} bytes: shorten it")
@@ -46,11 +50,24 @@ def check_reference_text(path: Path, driver: str) -> None:
     """Refuse grid files in the reference system: PROJ opens them as soon as it parses their paths."""
     if driver == "GTiff":
         text = reference_text(path)
+    elif driver == JPEG_2000:
+        text = _jpeg_2000_start(path)[0]
     else:
         header = header_of(path)
         content = header.read_bytes() if header is not None else b""
         text = b"".join(re.findall(rb"(?i)coordinate[ _]+system[ _]+string\s*=([^}]*)", content))
     refuse_grids(path.name, text)
+
+
+def _jpeg_2000_start(path: Path) -> tuple[bytes, tuple[int, int, int]]:
+    """What stands before the codestream, and rows, columns and bands from its first segment (SIZ)."""
+    with path.open("rb") as file:
+        start = file.read(JPEG_2000_BYTES)
+    boxes, found, size = start.partition(b"\xff\x4f\xff\x51")
+    if not found or len(size) < 38:
+        raise SceneUnreadable(f"{path.name} has no codestream of JPEG 2000 in its first MB: copy it again")
+    right, bottom, left, top = struct.unpack(">4I", size[4:20])
+    return boxes, (bottom - top, right - left, int.from_bytes(size[36:38], "big"))
 
 
 def refuse_grids(name: str, text: bytes) -> None:

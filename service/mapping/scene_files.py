@@ -8,6 +8,7 @@ from hyperscene.errors import SceneIncomplete, SceneUnreadable
 from hyperscene.service.mapping.remote import is_remote
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # classic and BigTIFF, both byte orders
+JPEG_2000_MAGIC = (b"\0\0\0\x0c", b"\xff\x4f\xff\x51")  # of a file, and of a bare codestream
 ENVI_SUFFIXES = (".img", ".bsq", ".bil", ".bip", ".dat", ".raw")
 FORMATS = "GeoTIFF, or ENVI (a data file and its .hdr)"
 
@@ -25,7 +26,7 @@ def locate(path: Path) -> tuple[Path, str]:
         return path, "GTiff"
     try:
         if path.is_dir():
-            raise SceneUnreadable(f"{path} is a folder: give the path of {FORMATS}")
+            raise SceneUnreadable(f"{path} is a folder without a product of a known sensor: give the path of {FORMATS}")
         start = _start_of(path)
         if start in TIFF_MAGIC:
             return path, "GTiff"

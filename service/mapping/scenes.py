@@ -28,7 +28,7 @@ from hyperscene.service.mapping.product_scenes import (
 )
 from hyperscene.service.mapping.products.cube_files import Report
 from hyperscene.service.mapping.products.cubes import read_wavelengths
-from hyperscene.service.mapping.products.finding import find_product
+from hyperscene.service.mapping.products.finding import find_product, lacking_metadata
 from hyperscene.service.mapping.products.masks import MaskReader, choose_layers, open_masks
 from hyperscene.service.mapping.products.product import CubeImage, MaskLayer, Product, ReadOptions
 from hyperscene.service.mapping.remote import address_of, fingerprint, is_remote
@@ -84,6 +84,8 @@ def open_scene(
     layers: tuple[MaskLayer, ...] = ()
     if product is None:
         scene = _open_file(*locate(path), limits, counts_packed=counts_packed, version=version, stop=stop)
+        if scene.wavelengths_nm is None and (lacking := lacking_metadata(path)):
+            scene = replace(scene, warnings=(*scene.warnings, lacking))
     else:
         layers = product.masks
         if isinstance(product.image, CubeImage):

@@ -93,7 +93,8 @@ def unpack(path: Path, folder: Path, limits: ArchiveLimits | None = None, report
                         report(done, total)
             return done
     except ARCHIVE_ERRORS as error:
-        raise SceneUnreadable(f"{path.name} is a damaged archive ({error}): copy it again") from error
+        reason = str(error).partition("\n")[0]
+        raise SceneUnreadable(f"{path.name} is a damaged archive ({reason}): copy it again") from error
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:  # a file and a folder of one name
         raise SceneUnreadable(f"{path.name} has two members of one name: pack it again") from error
     except OSError as error:
@@ -102,7 +103,11 @@ def unpack(path: Path, folder: Path, limits: ArchiveLimits | None = None, report
 
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile | tarfile.TarFile]:
-    if zipfile.is_zipfile(path):
+    with path.open("rb") as file:
+        is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
+    if is_zip and not zipfile.is_zipfile(path):
+        raise SceneUnreadable(f"{path.name} is cut short: the list of its members at its end is missing; copy it again")
+    if is_zip:
         with zipfile.ZipFile(path) as archive:
             yield archive
     else:
@@ -142,7 +147,9 @@ def _members(archive: zipfile.ZipFile | tarfile.TarFile) -> Iterator[_Member]:
             kind = stat.S_IFMT(entry.external_attr >> 16)
             is_file = not entry.is_dir() and kind in (0, stat.S_IFREG)
             if entry.flag_bits & 1:
-                raise SceneUnreadable(f"{archive.filename} is encrypted: unpack it and give the folder")
+                raise SceneUnreadable(
+                    f"{Path(archive.filename or '').name} is protected by a password: unpack it and give the folder"
+                )
             yield _Member(entry.filename, entry.file_size, entry.compress_size, is_file, entry)
     else:
         for info in cast(Iterable[tarfile.TarInfo], archive):

@@ -37,6 +37,12 @@ def key_of(path: Path, siblings: Sequence[Path]) -> Path | None:
     return image if has_bands is not None else None
 
 
+def lacking_metadata(path: Path) -> str:
+    """What an image without header and METADATA.xml lacks; nothing for other files."""
+    found = NAMES.fullmatch(path.name)
+    return f"{path.name} lacks its metadata: add {found['stem']}-METADATA.xml" if found is not None else ""
+
+
 def describe(image: Path, siblings: Sequence[Path]) -> Product:
     """The product of an image."""
     found = NAMES.fullmatch(image.name)

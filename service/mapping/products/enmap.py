@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element
 import numpy as np
 
 from hyperscene.errors import SceneIncomplete, SceneUnreadable
-from hyperscene.service.mapping.products.image_files import JPEG_2000
+from hyperscene.service.mapping.gdal import JPEG_2000
 from hyperscene.service.mapping.products.metadata_xml import numbers_of, read_xml, text_of
 from hyperscene.service.mapping.products.product import (
     BandFlags,
@@ -29,7 +29,7 @@ from hyperscene.service.mapping.products.product import (
     overlapping_bands,
 )
 from hyperscene.service.mapping.products.rational import functions_of_corners, image_positions, read_functions
-from hyperscene.service.mapping.scene_files import TIFF_MAGIC, header_of
+from hyperscene.service.mapping.scene_files import JPEG_2000_MAGIC, TIFF_MAGIC, header_of
 
 # Users order the images as GeoTIFF, JPEG 2000, or BSQ, BIL or BIP with a header.
 RASTER = r"(_COG)?\.(TIFF?|GEOTIFF|JP2|JPEG2000|BSQ|BIL|BIP)"
@@ -37,7 +37,6 @@ METADATA = re.compile(r"(?P<stem>ENMAP.+-____(?P<level>L1B|L1C|L2A)-.+)-METADATA
 IMAGE = re.compile(rf"(?P<stem>ENMAP.+-____L(1B|1C|2A)-.+)-SPECTRAL_IMAGE(_VNIR|_SWIR)?({RASTER}|\.HDR)", re.IGNORECASE)
 NAMES = re.compile(r"ENMAP.+-(METADATA\.XML|SPECTRAL_IMAGE.*)", re.IGNORECASE)
 ENVI = (".BSQ", ".BIL", ".BIP")
-JPEG_2000_MAGIC = (b"\0\0\0\x0c", b"\xff\x4f\xff\x51")  # of a file, and of a bare codestream
 EMPTY_MEAN = -1e6  # with a deviation of 0 in the band statistics
 # Quality layers, and the values that mask a pixel. Cirrus has three degrees.
 LAYERS: dict[MaskKind, tuple[str, tuple[int, ...]]] = {
@@ -60,6 +59,12 @@ def key_of(path: Path, siblings: Sequence[Path]) -> Path | None:
         return None
     wanted = f"{found['stem']}-METADATA.XML".upper()
     return next((file for file in siblings if file.name.upper() == wanted), None)
+
+
+def lacking_metadata(path: Path) -> str:
+    """What an image without METADATA.XML lacks; nothing for other files."""
+    found = IMAGE.fullmatch(path.name)
+    return f"{path.name} lacks its metadata: add {found['stem']}-METADATA.XML" if found is not None else ""
 
 
 def describe(metadata: Path, siblings: Sequence[Path]) -> Product:

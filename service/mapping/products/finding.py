@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from hyperscene.errors import SceneTooLarge, SceneUnreadable
+from hyperscene.errors import SceneIncomplete, SceneTooLarge, SceneUnreadable
 from hyperscene.service.mapping.products import aviris, cubes, desis, emit, enmap, neon, pace, prisma, tanager
 from hyperscene.service.mapping.products.containers import ArchiveLimits, Report, is_archive, unpack
 from hyperscene.service.mapping.products.cube_files import process_folder
@@ -151,7 +151,14 @@ def _in_folder(folder: Path, files: Sequence[Path], name: str = "") -> Product |
     if len(found) > 1:
         names = ", ".join(sorted(key.name for key in found)[:4])
         raise SceneUnreadable(f"{name or folder.name} holds {len(found)} products ({names}): give one of them")
+    if not found and (lacking := next(filter(None, map(lacking_metadata, files)), "")):
+        raise SceneIncomplete(lacking)
     return next((family.describe(key, siblings) for key, (family, siblings) in found.items()), None)
+
+
+def lacking_metadata(path: Path) -> str:
+    """What the image of a product lacks without the file that describes it; nothing for other files."""
+    return enmap.lacking_metadata(path) or desis.lacking_metadata(path)
 
 
 def _siblings(path: Path) -> list[Path]:

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from rasterio.windows import Window
 
 from hyperscene.errors import SceneTooLarge
-from hyperscene.service.mapping.gdal import CACHE_BYTES, open_dataset, row_of_blocks_bytes
+from hyperscene.service.mapping.gdal import CACHE_BYTES, JPEG_2000, open_dataset, row_of_blocks_bytes
 from hyperscene.service.mapping.products.cube_files import Report, open_cube
 from hyperscene.service.mapping.products.product import CubeImage, RasterImage
 
-JPEG_2000 = "JP2OpenJPEG"
 # A tile of JPEG 2000 is unpacked in all bands; a row of tiles is kept, so that it is unpacked once.
 LARGEST_TILES_BYTES = 1 << 30
 
