@@ -3,6 +3,8 @@
 const ENVI_EXTENSIONS = ["img", "bsq", "bil", "bip", "dat", "raw", ""];
 
 const HDF5_EXTENSIONS = ["h5", "he5", "hdf", "hdf5", "nc", "nc4"];
+const IN_PRODUCTS = ["tif", "tiff", "geotiff", "jp2", "jpeg2000", "bsq", "bil", "bip", "hdr", "xml"];
+const IMAGE = /-SPECTRAL_IMAGE.*\.(?!hdr$|xml$)\w+$/i;
 const IN_FOLDERS = /^(?<stem>(?:ENMAP|DESIS).+)-(?:METADATA\.XML|SPECTRAL_IMAGE.*)$/i; // products of several files
 const SENSORS = [ // name, and file names with level and date
   ["EnMAP", /^ENMAP.*?-____(?<level>L\w\w)-.*?_(?<date>\d{8})T\d{6}Z/i],
@@ -25,7 +27,7 @@ function productOf(name) {
 export function filesOfProduct(files) {
   const stem = files.map((file) => IN_FOLDERS.exec(file.name)?.groups.stem).find(Boolean);
   if (stem) {
-    return files.filter(({ name }) => (name.startsWith(`${stem}-`) ? ["tif", "tiff", "xml", "hdr"].includes(extensionOf(name)) : IN_FOLDERS.test(name)));
+    return files.filter(({ name }) => (name.startsWith(`${stem}-`) ? IN_PRODUCTS.includes(extensionOf(name)) : IN_FOLDERS.test(name)));
   }
   const cubes = files.filter(({ name }) => HDF5_EXTENSIONS.includes(extensionOf(name)));
   return cubes.length ? cubes : files;
@@ -51,12 +53,13 @@ async function filesOfEntry(entry) {
   }
 }
 
-/** A file's type: "tiff", "header", "archive", "cube" (HDF5), "metadata", "array", "data" (of ENVI) or "other". */
+/** A file's type: "tiff", "header", "jpeg" (JPEG 2000), "archive", "cube" (HDF5), "metadata", "array", "data" (of ENVI) or "other". */
 async function typeOf(file) {
   const start = new Uint8Array(await file.slice(0, 4).arrayBuffer());
   const magic = String.fromCharCode(...start);
   if (["II*\0", "MM\0*", "II+\0", "MM\0+"].includes(magic)) return "tiff";
   if (magic === "ENVI") return "header";
+  if (["\0\0\0\x0c", "\xffO\xffQ"].includes(magic)) return "jpeg";
   if (magic === "PK\x03\x04" || (magic.startsWith("\x1f\x8b") && /\.(tar\.gz|tgz)$/i.test(file.name))) return "archive";
   if (magic === "\x89HDF" || HDF5_EXTENSIONS.includes(extensionOf(file.name))) return "cube";
   if (/METADATA\.XML$/i.test(file.name)) return "metadata";
@@ -109,8 +112,8 @@ function checkProduct(files, types) {
   }
   if (has("archive") && files.length === 1) return ready("An archive of a product");
   if (types.every((type) => type === "cube")) return ready("An HDF5 or netCDF file");
-  if (!has("metadata") || !types.every((type) => ["tiff", "metadata", "header"].includes(type))) return null;
-  if (!has("tiff")) return { isComplete: false, text: `${files[0].name} has no image. Add its SPECTRAL_IMAGE file.` };
+  if (!has("metadata") || !types.every((type) => ["tiff", "jpeg", "data", "metadata", "header"].includes(type))) return null;
+  if (!files.some(({ name }) => IMAGE.test(name))) return { isComplete: false, text: `${files[0].name} has no image. Add its SPECTRAL_IMAGE file.` };
   if (files.length > MAX_FILES) return { isComplete: false, isInvalid: true, text: `These are ${files.length} files: choose those of one product.` };
   return ready("A product");
 }
