@@ -15,8 +15,10 @@ from rasterio.transform import Affine, from_origin
 from rasterio.warp import transform as transform_points
 
 from hyperscene.errors import LabelsUnusable, SceneUnreadable, SceneUnusable, ServiceError
+from hyperscene.service.mapping.scenes import open_scene
 from hyperscene.training.data.datasets import LabelledFiles, LabelledScene, load_labelled_scene
-from tests.products import ENMAP_STEM, enmap_masks, enmap_values, write_enmap
+from hyperscene.training.data.swath_labels import ground_grid
+from tests.products import ENMAP_STEM, enmap_masks, enmap_values, positions, write_enmap, write_prisma
 from tests.scenes import GRID, UTM, quadrants, spectra_of, write_envi, write_tif
 
 LABELS = quadrants(12, 10)
@@ -400,6 +402,32 @@ def test_a_constant_band_does_not_divide_by_zero(tmp_path, labels_path):
     values[..., 1] = 7
     scene = load(write_tif(tmp_path / "s.tif", values), labels_path)
     assert np.isfinite(scene.standardised()).all()
+
+
+def test_labels_on_the_ground_are_brought_to_the_pixels_of_a_swath(tmp_path):
+    rows, cols = 30, 25
+    swath = write_prisma(tmp_path / "PRS_L2C_STD.he5", np.full((rows, cols, 11), 9_000), "L2C")
+    truth = np.zeros((rows, cols), np.uint8)
+    truth[4:12, 3:20], truth[18:26, 3:20] = 1, 2
+    cells = ground_grid(open_scene(swath))
+    on_ground = np.where(cells.pixels >= 0, truth.ravel()[cells.pixels], 0).astype(np.uint8)
+    path = write_tif(tmp_path / "l.tif", on_ground, nodata=0, crs=cells.crs, transform=cells.transform)
+    scene = load_labelled_scene(LabelledFiles(swath, path))
+    seen = np.isin(np.arange(rows * cols), cells.pixels).reshape(rows, cols)
+    np.testing.assert_array_equal(scene.labels, np.where(seen, truth, 0))
+    lon, lat = positions(rows, cols)
+    corners = [(5, 4), (5, 18), (10, 18), (10, 4)]
+    features = [
+        {"type": "Feature", "properties": {"class": name}, "geometry": {"type": "Polygon", "coordinates": [
+            [[float(lon[row + down, col]), float(lat[row + down, col])] for row, col in [*corners, corners[0]]]]}}
+        for name, down in (("field", 0), ("water", 14))
+    ]  # fmt: skip
+    (tmp_path / "l.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    drawn = load_labelled_scene(LabelledFiles(swath, tmp_path / "l.geojson", class_field="class")).labels
+    assert (drawn[6:10, 5:18] == 1).mean() > 0.9
+    np.testing.assert_array_equal(drawn[drawn > 0], truth[drawn > 0])
+    sensor = write_tif(tmp_path / "sensor.tif", truth, crs=None, transform=None)
+    np.testing.assert_array_equal(load_labelled_scene(LabelledFiles(swath, sensor)).labels, truth)
 
 
 def test_a_product_is_labelled_without_its_clouds(tmp_path):

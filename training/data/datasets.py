@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ from scipy import ndimage
 from hyperscene.errors import LabelsUnusable, SceneUnusable
 from hyperscene.model.spectra import Wavelengths
 from hyperscene.service.mapping.band_view import LARGEST_VALUE
+from hyperscene.service.mapping.gdal import ignore_missing_georeference
 from hyperscene.service.mapping.products.masks import parse_masks
 from hyperscene.service.mapping.products.product import ReadOptions
 from hyperscene.service.mapping.scenes import DEFAULT_OPTIONS, open_scene, read_cube
 from hyperscene.training.data import classes
 from hyperscene.training.data.arrays import read_array
+from hyperscene.training.data.swath_labels import GroundGrid, ground_grid
 from hyperscene.training.data.vector_labels import (
     TABLE_SUFFIX,
     TRANSFORM_ERRORS,
@@ -68,6 +70,7 @@ class Cube:
     warnings: tuple[str, ...] = ()
     sensor: str | None = None
     acquired: str | None = None
+    ground: GroundGrid | None = None  # of a scene in sensor geometry
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ def load_cube(path: Path, options: ReadOptions = DEFAULT_OPTIONS, nan_is_nodata:
         warnings=() if path.suffix.lower() in ARRAY_SUFFIXES else scene.warnings,
         sensor=scene.sensor,
         acquired=scene.acquired,
+        ground=ground_grid(scene),
     )
     declared = any(value is not None and np.isnan(value) for value in scene.nodata)
     broken = ~np.isfinite(cube.values).all(axis=-1)
@@ -154,6 +158,8 @@ def load_labels(path: Path, cube: Cube, class_field: str | None, variable: str |
     """The labels of a file on the scene's grid."""
     rows, cols, _ = cube.values.shape
     suffix = path.suffix.lower()
+    if cube.ground is not None and suffix not in ARRAY_SUFFIXES and _is_on_ground(path, cube.ground):
+        return _from_ground(load_labels(path, _ground_cube(cube, cube.ground), class_field, variable), cube)
     if suffix in (*VECTOR_SUFFIXES, TABLE_SUFFIX):
         drawn = draw_labels(path, class_field, Grid((rows, cols), cube.crs, cube.transform))
         in_file = classes.FileLegend(drawn.names, {}, are_names_fixed=bool(drawn.names))
@@ -168,13 +174,34 @@ def load_labels(path: Path, cube: Cube, class_field: str | None, variable: str |
     return _read_label_raster(path, cube)
 
 
+def _is_on_ground(path: Path, ground: GroundGrid) -> bool:
+    """Whether labels are shapes, or a raster of the size of a swath's map."""
+    if path.suffix.lower() in (*VECTOR_SUFFIXES, TABLE_SUFFIX):
+        return True
+    grid = open_scene(path)
+    return (grid.rows, grid.cols) == ground.pixels.shape and grid.is_georeferenced
+
+
+def _ground_cube(cube: Cube, ground: GroundGrid) -> Cube:
+    """The size and georeference of a swath's map, for its labels."""
+    values = np.broadcast_to(np.float32(0), (*ground.pixels.shape, 1))
+    return replace(cube, values=values, crs=ground.crs, transform=ground.transform, ground=None)
+
+
+def _from_ground(labels: Labels, cube: Cube) -> Labels:
+    assert cube.ground is not None
+    shape = cube.valid.shape
+    shapes = None if labels.shapes is None else cube.ground.to_swath(labels.shapes, shape)
+    return replace(labels, values=cube.ground.to_swath(labels.values, shape), shapes=shapes)
+
+
 def _read_label_raster(path: Path, cube: Cube) -> Labels:
     grid = open_scene(path)  # with the same checks as for scenes
     if len(grid.bands) != 1:
         raise LabelsUnusable(f"{path.name} has {len(grid.bands)} bands; labels must be one band of class values")
     _require_same_size(path, (grid.rows, grid.cols), cube)
     _require_same_grid(path, grid.crs, grid.transform, cube)
-    with rasterio.open(grid.path, driver=grid.driver) as dataset:
+    with ignore_missing_georeference(), rasterio.open(grid.path, driver=grid.driver) as dataset:
         values, nodata = dataset.read(1), dataset.nodata
         legend = classes.read_file_legend(grid.path, dataset)
     if nodata is not None:
