@@ -494,7 +494,7 @@ def write_netcdf3(path: Path, cube: np.ndarray, order: str, version: int) -> Pat
     return path
 
 
-def write_desis(folder: Path, values: np.ndarray) -> Path:
+def write_desis(folder: Path, values: np.ndarray, wavelengths: np.ndarray | None = None) -> Path:
     """A DESIS L2A folder.
 
     Layout: EnMAP-Box's importer (ENVI header with gains), and the layers of QL_QUALITY-2 in RemoteSensing.jl.
@@ -503,7 +503,9 @@ def write_desis(folder: Path, values: np.ndarray) -> Path:
     stem = "DESIS-HSI-L2A-DT1203190212_025-20191203T021128-V0210"
     _write_layers(folder / f"{stem}-SPECTRAL_IMAGE.tif", np.moveaxis(values, -1, 0), NODATA)
     rows, cols, bands = values.shape
-    nm = ", ".join(f"{402 + 2.55 * band:.2f}" for band in range(bands))
+    nm = ", ".join(
+        f"{number:.2f}" for number in (402 + 2.55 * np.arange(bands) if wavelengths is None else wavelengths)
+    )
     (folder / f"{stem}-SPECTRAL_IMAGE.hdr").write_text(
         f"ENVI\nband names = {{\n a, b}}\nwavelength  = {{\n{nm}}}\nfwhm = {{{', '.join(['3.5'] * bands)}}}\n"
         f"data gain values = {{{', '.join(['0.0001'] * bands)}}}\ndata offset values = {{{', '.join(['0'] * bands)}}}\n"

@@ -148,7 +148,7 @@ def test_a_product_is_sent_with_its_files_and_shows_its_sensor_and_date(page, tm
         else:
             page.set_input_files("#files", [str(path) for path in product.iterdir()])
         expect(page.locator("#file-check")).to_have_text("EnMAP L2A of 2022-07-24, ready to send.")
-        assert page.locator(".files li").count() == (1 if given == "zip" else 6)
+        assert page.locator(".files li").count() == (1 if given == "zip" else 7)
         page.get_by_label("Masks of a product").fill("cloud, cirrus")
         page.get_by_role("button", name="Map it").click()
         wait_for_map(page)

@@ -22,10 +22,16 @@ from tests.products import (
     enmap_values,
     positions,
     smooth_cube,
+    write_aviris3_radiance,
+    write_aviris_ng,
+    write_desis,
     write_emit,
     write_enmap,
+    write_enmap_l1b,
     write_neon,
+    write_pace,
     write_prisma,
+    write_tanager,
     zipped,
 )
 from tests.scenes import WAVELENGTH_LINE, WAVELENGTHS, write_envi, write_tif
@@ -163,11 +169,28 @@ def broad(tmp_path_factory):
         yield running, bundle
 
 
+CUBE = smooth_cube(40, 33, len(EMIT_NM))
+
+
 def write_product(folder, kind):
     """A small product; returns the path that the library opens, and the files to send."""
     folder.mkdir()
+    others = {
+        "EnMAP L1B": lambda: write_enmap_l1b(folder / ENMAP_STEM, enmap_values(40, 33)),
+        "Tanager": lambda: write_tanager(folder / "20250815_043916_87_4001_basic_sr.h5", CUBE, is_ortho=False),
+        "PACE": lambda: write_pace(folder / "PACE_OCI.20240809T105059.L2.SFREFL.nc", CUBE),
+        "AVIRIS-3": lambda: write_aviris3_radiance(folder / "AV320230926t201618_001_L1B_RDN_x_RDN.nc", CUBE),
+        "AVIRIS-NG": lambda: write_aviris_ng(folder / "ang20150422t163638_rdn_v1e", CUBE).parent,
+        "DESIS": lambda: write_desis(folder / "desis", (CUBE * 10_000).astype(np.int16), EMIT_NM),
+    }
+    if kind in others:
+        path = others[kind]()
+        if kind == "AVIRIS-NG":
+            return path, [zipped(path, folder / "product.zip")]
+        return path, sorted(path.iterdir()) if path.is_dir() else [path]
     if kind.startswith("EnMAP"):
-        product = write_enmap(folder / ENMAP_STEM, enmap_values(40, 33))
+        endings = {"EnMAP files in JPEG 2000": "JP2", "EnMAP files in BIL": "BIL"}
+        product = write_enmap(folder / ENMAP_STEM, enmap_values(40, 33), ending=endings.get(kind, "TIF"))
         if kind == "EnMAP zip":
             return product, [zipped(product, folder / f"{ENMAP_STEM}.zip")]
         if kind == "EnMAP tar.gz":
@@ -193,8 +216,10 @@ def write_product(folder, kind):
     return path, [path]
 
 
-KINDS = ("EnMAP zip", "EnMAP tar.gz", "EnMAP files", "EnMAP image and metadata", "EMIT", "EMIT and its mask",
-         "PRISMA L2D", "PRISMA L2C", "NEON")  # fmt: skip
+KINDS = ("EnMAP zip", "EnMAP tar.gz", "EnMAP files", "EnMAP files in JPEG 2000", "EnMAP files in BIL",
+         "EnMAP image and metadata", "EnMAP L1B", "EMIT", "EMIT and its mask", "PRISMA L2D", "PRISMA L2C", "NEON",
+         "Tanager", "PACE", "AVIRIS-3", "AVIRIS-NG", "DESIS")  # fmt: skip
+WITHOUT_MASKS = ("EnMAP image and metadata", "EMIT", "PRISMA L2D", "PRISMA L2C", "NEON", "AVIRIS-3", "AVIRIS-NG")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -208,7 +233,7 @@ def test_the_map_of_a_product_is_that_of_the_library(broad, tmp_path, kind):
         for name in expected:
             if not name.endswith((".json", ".qml")):
                 assert archive.read(name) == expected[name], name
-    assert ("mask.tif" in expected) == (kind in ("EnMAP zip", "EnMAP tar.gz", "EnMAP files", "EMIT and its mask"))
+    assert ("mask.tif" in expected) == (kind not in WITHOUT_MASKS)
 
 
 @pytest.mark.parametrize(("mask", "masks"), [("cirrus,cloud", ("cirrus", "cloud")), ("none", ())])

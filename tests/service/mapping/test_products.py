@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import struct
 import tarfile
 import zipfile
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -20,6 +22,7 @@ from rasterio.windows import Window
 from hyperscene.errors import OptionsUnusable, SceneIncomplete, SceneTooLarge, SceneUnreadable
 from hyperscene.model.bundle import DEMO_BUNDLE, load_bundle
 from hyperscene.service.mapping.engines import make_engine
+from hyperscene.service.mapping.limits import Limits
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.pipeline import map_scene
 from hyperscene.service.mapping.products import cube_files
@@ -158,8 +161,11 @@ def test_the_detectors_of_an_enmap_l1b_product_are_brought_together(tmp_path):
 def test_an_enmap_image_may_have_each_format_that_can_be_ordered(tmp_path, ending):
     values = enmap_values(14, 13)
     folder = write_enmap(tmp_path / ENMAP_STEM, values, ending=ending)
-    scene = open_scene(zipped(folder, tmp_path / "p.zip"))
+    limits = Limits(pixels=14 * 13, bands=12, unpacked_bytes=1 << 20, header_bytes=1 << 20)
+    scene = open_scene(zipped(folder, tmp_path / "p.zip"), limits)
     assert (scene.crs, scene.transform) == (UTM, GRID)
+    with pytest.raises(SceneTooLarge, match="14 x 13 pixels"):
+        open_scene(folder, replace(limits, pixels=14 * 13 - 1))
     cube, valid = read_cube(scene)
     masks = enmap_masks(14, 13)
     expected = (values[..., 0] != NODATA) & (masks["CLOUD"] == 0) & (masks["CLOUDSHADOW"] == 0)
@@ -258,6 +264,38 @@ def test_metadata_without_their_image_are_refused(enmap):
     (folder / f"{ENMAP_STEM}-SPECTRAL_IMAGE.TIF").unlink()
     with pytest.raises(SceneIncomplete, match=r"add .*SPECTRAL_IMAGE\.TIF"):
         open_scene(folder)
+
+
+def test_an_image_without_its_metadata_says_what_it_lacks(enmap, tmp_path):
+    folder, _ = enmap
+    (folder / f"{ENMAP_STEM}-METADATA.XML").unlink()
+    lacks = rf"{ENMAP_STEM}-SPECTRAL_IMAGE\.TIF lacks its metadata: add {ENMAP_STEM}-METADATA\.XML"
+    with pytest.raises(SceneIncomplete, match=lacks):
+        open_scene(folder)
+    scene = open_scene(folder / f"{ENMAP_STEM}-SPECTRAL_IMAGE.TIF")
+    assert scene.wavelengths_nm is None
+    assert re.fullmatch(lacks, scene.warnings[0])
+    desis = write_desis(tmp_path / "desis", np.ones((6, 5, 4), np.int16))
+    for file in desis.glob("*[lr]"):
+        file.unlink()
+    with pytest.raises(SceneIncomplete, match=r"lacks its metadata: add DESIS.*-METADATA\.xml"):
+        open_scene(desis)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda content: content[: len(content) // 2], "is cut short: the list of its members"),
+        (lambda content: content.replace(b"PK\1\2\x14\3\x14\0\0\0", b"PK\1\2\x14\3\x14\0\1\0"), "by a password"),
+    ],
+)
+def test_a_zip_that_is_cut_or_locked_is_refused_in_one_sentence(enmap, tmp_path, change, words):
+    path = zipped(enmap[0], tmp_path / "p.zip")
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(SceneUnreadable, match=words) as refusal:
+        open_scene(path)
+    assert str(refusal.value).startswith("p.zip is")
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_folder_of_two_products_is_refused(enmap):
