@@ -18,15 +18,7 @@
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
 
-/* exp on [0, 1]: least squares of the relative error, reweighted until the largest was minimal (2.4e-8). */
 /* GELU as in openvino_engine.py. */
-#define E0 1.00000002f
-#define E1 0.999997362f
-#define E2 0.500045783f
-#define E3 0.166375981f
-#define E4 0.0425258732f
-#define E5 0.00706467553f
-#define E6 0.00227206444f
 #define GELU_END 5.6f
 #define P0 3.989422216481063e-01f
 #define P1 3.4375226114848924e-02f
