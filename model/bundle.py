@@ -31,6 +31,7 @@ MANIFEST_KEY = "hyperscene"
 NO_DIGEST = "0" * 64
 # Processors and engines round differently; a wrong weight or a wrong order of bands is far above this.
 CHECK_TOLERANCE = 1e-4
+BFLOAT16_TOLERANCE = 0.1  # the largest difference on noise was 0.03, of three bundles of real scenes
 
 Color = Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")]
 
@@ -187,7 +188,7 @@ def check_cube(manifest_mean: list[float], manifest_std: list[float], check: Ref
     return (np.asarray(manifest_mean) + np.asarray(manifest_std) * noise).astype(np.float32)
 
 
-def replay_check(predict: Predict, manifest: Manifest, name: str) -> None:
+def replay_check(predict: Predict, manifest: Manifest, name: str, tolerance: float = CHECK_TOLERANCE) -> None:
     """Predict the manifest's reference input and compare the output."""
     try:
         cube = check_cube(manifest.band_mean, manifest.band_std, manifest.check)
@@ -195,7 +196,7 @@ def replay_check(predict: Predict, manifest: Manifest, name: str) -> None:
         found = predict(cube, np.array(manifest.check.centers, np.int64))
     except Exception as error:  # numpy's or onnxruntime's own classes
         raise BundleRefused(f"{name} has a self-check that cannot be run: export it again") from error
-    if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=CHECK_TOLERANCE):
+    if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=tolerance):
         raise BundleRefused(f"{name} fails its self-check: its output differs from that at export; export it again")
 
 

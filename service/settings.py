@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from hyperscene.service.mapping.devices import DEVICES
+from hyperscene.service.mapping.devices import DEVICES, Precision
 from hyperscene.service.mapping.limits import Limits
 from hyperscene.service.mapping.remote import check_url_prefix
 
@@ -38,6 +38,7 @@ class Settings(BaseSettings):
         description="comma-separated devices, each with a worker: auto, cpu, openvino, fused, cuda, cuda:1, tensorrt",
     )
     threads: int = Field(0, ge=0, description="number of threads of all CPU workers together (all cores)")
+    precision: Precision = Field("auto", description="float32, bfloat16, or auto: bfloat16 where it is faster")
     batch: int = Field(0, ge=0, description="patches in a batch (16, or 256 on a GPU)")
     strip_px: int = Field(0, ge=0, description="height of a strip, the unit of checkpoints, in pixels (by memory)")
 

@@ -22,7 +22,7 @@ from hyperscene.lru import LruCache
 from hyperscene.model.bundle import FORMAT_VERSION, Bundle, BundleRefused, parse_bundle
 from hyperscene.service.mapping.band_view import PixelRows
 from hyperscene.service.mapping.classify import LocalClassifier, Run, StripInput
-from hyperscene.service.mapping.devices import Device
+from hyperscene.service.mapping.devices import Device, Precision
 from hyperscene.service.mapping.engines import Engine, choose_engine
 from hyperscene.service.mapping.lattice import Plan, Strip
 from hyperscene.service.mapping.prefetch import Cancelled, StageClock, Stop
@@ -39,6 +39,7 @@ class EngineOptions:
     device: Device = "auto"
     threads: int = 0
     batch: int = 0
+    precision: Precision = "auto"
 
     def to_variable(self) -> dict[str, str]:
         """As an environment variable for the worker's process."""
@@ -128,7 +129,7 @@ def receive_bundle(content: bytes, sha256: str, name: str) -> EngineInfo | Refus
     options = EngineOptions.from_variable()
     try:
         bundle = parse_bundle(content, Path(name))
-        engine, left_out = choose_engine(bundle, options.device, options.threads, options.batch)
+        engine, left_out = choose_engine(bundle, options.device, options.threads, options.batch, options.precision)
     except (ServiceError, BundleRefused) as error:
         return Refusal("not_ready", str(error))
     found = EngineInfo(engine.device, engine.provider, engine.batch, tuple(left_out))

@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 def _map_locally(options: argparse.Namespace, mapping: MapOptions) -> dict[str, Any]:
     scene = open_given_scene(options.scene, options)
     bundle = read_chosen_bundle(options)
-    engine, left_out = choose_engine(bundle, options.device, options.threads, options.batch)
+    engine, left_out = choose_engine(bundle, options.device, options.threads, options.batch, options.precision)
     for reason in left_out:
         print(f"warning: {reason}", file=sys.stderr)
     with ProgressBar(0, "patches") as progress:

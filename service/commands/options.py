@@ -9,7 +9,7 @@ from pathlib import Path
 from hyperscene.model.bundle import DEMO_BUNDLE, Bundle, read_bundle
 from hyperscene.progress import ProgressBar
 from hyperscene.service.mapping.blend import BLENDS
-from hyperscene.service.mapping.devices import DEVICES
+from hyperscene.service.mapping.devices import DEVICES, PRECISIONS
 from hyperscene.service.mapping.options import STRIDES
 from hyperscene.service.mapping.products.masks import parse_masks
 from hyperscene.service.mapping.products.product import MASK_KINDS, ReadOptions
@@ -67,9 +67,13 @@ def add_mapping_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """--device, --threads and --batch."""
+    """--device, --precision, --threads and --batch."""
     parser.add_argument(
         "--device", choices=DEVICES, default="auto", help="device that runs the network (auto: the fastest)"
     )
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="auto",
+        help="auto: bfloat16 where it is faster and classes stay the same (%(default)s)",
+    )  # fmt: skip
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="number of CPU threads (all cores)")
     parser.add_argument("--batch", type=int, default=0, metavar="N", help="patches per call (16, or 256 on a GPU)")

@@ -53,11 +53,11 @@ def run(options: argparse.Namespace) -> int:
     os.umask(0o077)  # files of the cluster's library are closed to other users
     set_up_logs(options.log_level)
     # A device that fails the demo bundle's check is refused here, before it joins.
-    engine, left_out = choose_engine(read_bundle(DEMO_BUNDLE), options.device, options.threads, options.batch)
+    engine_options = EngineOptions(options.device, options.threads, options.batch, options.precision)
+    demo = read_bundle(DEMO_BUNDLE)
+    engine, left_out = choose_engine(demo, options.device, options.threads, options.batch, options.precision)
     for reason in left_out:
         log.warning("%s", reason)
-    # Not the engine's device: another bundle may need another engine.
-    engine_options = EngineOptions(options.device, options.threads, options.batch)
     address = (options.name, options.host, options.port)
     config = WorkerConfig(options.scheduler, engine_options, engine.device in PROVIDERS, *address, *files)
     asyncio.run(run_worker(config))

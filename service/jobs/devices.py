@@ -60,6 +60,7 @@ class LocalDevice:
         self._kind: Device = device.partition(":")[0]  # type: ignore[assignment]
         self._threads = threads
         self._batch = settings.batch
+        self._precision = settings.precision
         self._bundles = bundles
         # By the bundle's sha256: the engine, and why others are not used.
         self._engines: LruCache[str, tuple[Engine, list[str]]] = LruCache(KEPT_ENGINES)
@@ -83,7 +84,7 @@ class LocalDevice:
 
     def _choose(self, bundle: Bundle) -> tuple[Engine, list[str]]:
         return self._engines.get_or_make(
-            bundle.sha256, lambda: choose_engine(bundle, self._kind, self._threads, self._batch)
+            bundle.sha256, lambda: choose_engine(bundle, self._kind, self._threads, self._batch, self._precision)
         )
 
 

@@ -19,6 +19,7 @@ from hyperscene.model.bundle import parse_bundle
 from hyperscene.model.probing import confine_probe
 from hyperscene.service.mapping.engine_health import PROBE_S
 from hyperscene.service.mapping.engines import Engine, open_engine
+from hyperscene.service.mapping.fused_engine import kernel_for
 
 MEASURED_S = 0.5
 STRIDE_PX = 4  # as in a default map
@@ -31,6 +32,8 @@ def main() -> None:
     bundle = parse_bundle(sys.stdin.buffer.read(), Path("the bundle"))
     try:
         engine = open_engine(bundle, device, 0, 0)
+        if device == "fused" and kernel_for("bfloat16") is not None:
+            open_engine(bundle, device, 1, 0, "bfloat16")  # runs its instructions here first, too
         rate = _patches_per_s(engine, bundle.manifest.bands, bundle.manifest.patch_px)
     except NotReady as error:
         print(json.dumps({"unavailable": str(error)}), flush=True)

@@ -12,10 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperscene.errors import NotReady, OptionsUnusable
-from hyperscene.model.bundle import Bundle, BundleRefused, import_onnxruntime, open_session, replay_check, run_graph
-from hyperscene.service.mapping.devices import DEVICES, Device
+from hyperscene.model.bundle import (
+    BFLOAT16_TOLERANCE,
+    CHECK_TOLERANCE,
+    Bundle,
+    BundleRefused,
+    import_onnxruntime,
+    open_session,
+    replay_check,
+    run_graph,
+)
+from hyperscene.service.mapping.devices import DEVICES, PRECISIONS, Device, Precision, precision_of
 from hyperscene.service.mapping.engine_health import candidates, engine_report
-from hyperscene.service.mapping.fused_engine import FusedEngine
+from hyperscene.service.mapping.fused_engine import FusedEngine, settle_precision
 from hyperscene.service.mapping.gpu import PROVIDERS, GpuEngine
 from hyperscene.service.mapping.openvino_engine import OpenVinoEngine
 
@@ -66,26 +75,30 @@ class CpuEngine:
         return run_graph(self.session, cube, centers)
 
 
-def make_engine(bundle: Bundle, device: Device = "auto", threads: int = 0, batch: int = 0) -> Engine:
+def make_engine(
+    bundle: Bundle, device: Device = "auto", threads: int = 0, batch: int = 0, precision: Precision = "auto"
+) -> Engine:
     """The engine for a device, self-checked; `auto` uses the fastest that works. 0 threads means all cores."""
-    return choose_engine(bundle, device, threads, batch)[0]
+    return choose_engine(bundle, device, threads, batch, precision)[0]
 
 
 def choose_engine(
-    bundle: Bundle, device: Device = "auto", threads: int = 0, batch: int = 0
+    bundle: Bundle, device: Device = "auto", threads: int = 0, batch: int = 0, precision: Precision = "auto"
 ) -> tuple[Engine, list[str]]:
     """An engine as by `make_engine`, and why each engine that would come before it is not used."""
     if threads < 0 or batch < 0:
         raise OptionsUnusable("threads and batch must be 1 or more, or 0 for the default")
     if device not in DEVICES:
         raise OptionsUnusable(f"device must be one of {', '.join(DEVICES)}, not {device}")
+    if precision not in PRECISIONS:
+        raise OptionsUnusable(f"precision must be one of {', '.join(PRECISIONS)}, not {precision}")
     reasons: list[str] = []
     for candidate in candidates(device, bundle):
         report = engine_report(candidate, bundle)
         try:
             if report.is_broken:
                 raise NotReady(report.failure)
-            return open_engine(bundle, candidate, threads, batch), reasons
+            return open_engine(bundle, candidate, threads, batch, precision), reasons
         except NotReady as error:
             reasons.append(str(error))
     raise NotReady("; ".join(reasons))
@@ -97,22 +110,25 @@ def check_bundle(bundle: Bundle, device: str) -> None:
     replay_check(engine.probabilities, bundle.manifest, bundle.path.name)
 
 
-def open_engine(bundle: Bundle, device: str, threads: int, batch: int) -> Engine:
+def open_engine(bundle: Bundle, device: str, threads: int, batch: int, precision: Precision = "float32") -> Engine:
     """The engine for a device in this process, self-checked, without a probe."""
-    engine = _start_engine(bundle, device, threads, batch)
+    engine = _start_engine(bundle, device, threads, batch, precision)
+    tolerance = CHECK_TOLERANCE if precision_of(engine.provider) == "float32" else BFLOAT16_TOLERANCE
     try:
-        replay_check(engine.probabilities, bundle.manifest, bundle.path.name)
+        replay_check(engine.probabilities, bundle.manifest, bundle.path.name, tolerance)
     except BundleRefused as error:
         raise NotReady(f"{engine.provider} does not reproduce the bundle's reference output: {error}") from error
     return engine
 
 
-def _start_engine(bundle: Bundle, device: str, threads: int, batch: int) -> Engine:
+def _start_engine(bundle: Bundle, device: str, threads: int, batch: int, precision: Precision = "float32") -> Engine:
     callers = threads or cores()
+    if device == "fused":
+        return FusedEngine.open(bundle, callers, batch or CPU_BATCH, settle_precision(bundle, precision))
+    if precision == "bfloat16":
+        raise NotReady(f"{device} computes in float32 only: for bfloat16 use the device fused, or precision auto")
     if device in PROVIDERS:
         return GpuEngine.open(bundle, device, batch)
-    if device == "fused":
-        return FusedEngine.open(bundle, callers, batch or CPU_BATCH)
     if device == "openvino":
         if importlib.util.find_spec("openvino") is None:
             raise NotReady("OpenVINO is not installed: pip install 'hyperscene[cpu]', or use the device cpu")

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hyperscene.errors import NotReady
-from hyperscene.model.bundle import Bundle, Manifest
+from hyperscene.model.bundle import Bundle, Manifest, check_cube
 from hyperscene.model.onnx_file import NotOnnx, read_weights
+from hyperscene.model.probing import machine_key, read_cached, write_cache
+from hyperscene.service.mapping.devices import Precision, UsedPrecision
 
 Array = NDArray[np.float32]
-Precision = Literal["float32", "bfloat16"]
 
 KERNEL_MODULE = "hyperscene.service.mapping._fused"
 SIDE_PX, TOKENS, HEAD_WIDTH, CHUNK, MAX_DEPTH = 16, 256, 16, 128, 16  # as in fused.c
@@ -35,7 +37,7 @@ class Kernel:
 
     number: int
     name: str
-    precision: Precision
+    precision: UsedPrecision
     rows: int  # of weights that are packed together
     lane: int = 1  # factors of a sum in four bytes
 
@@ -45,8 +47,11 @@ KERNELS = (
     Kernel(2, "AVX-512", "float32", 8),
     Kernel(1, "AVX2", "float32", 4),
     Kernel(4, "NEON", "float32", 8),
-    Kernel(3, "AVX-512 BF16", "bfloat16", 8, 2),
+    Kernel(3, "AVX-512", "bfloat16", 8, 2),
 )
+# `auto` computes in bfloat16 where this share of pixels keeps its class, and the kernel is so many times as fast.
+LEAST_AGREEMENT, LEAST_GAIN = 0.999, 1.1
+CHECK_PX, CHECK_STRIDE_PX, TIMED_CALLS = 72, 8, 3
 BLOCK, ROWS = 32, 8  # the largest of any kernel
 # What the kernel computes; networks with other values, or described by other settings, are left to other engines.
 REQUIRED = {"patch_px": SIDE_PX, "attention": "cosine_squared", "normalise": "both"}
@@ -93,7 +98,7 @@ def _library() -> Any | None:
 
 
 @cache
-def kernel_for(precision: Precision) -> Kernel | None:
+def kernel_for(precision: UsedPrecision) -> Kernel | None:
     """The kernel of this processor; None if there is none."""
     library = _library()
     if library is None:
@@ -117,7 +122,7 @@ def unsuitable(manifest: Manifest) -> str | None:
     return None
 
 
-def require_kernel(manifest: Manifest, precision: Precision = "float32") -> Kernel:
+def require_kernel(manifest: Manifest, precision: UsedPrecision = "float32") -> Kernel:
     """The kernel for a network; raises NotReady if it was not built, or suits neither processor nor network."""
     if _library() is None:
         raise NotReady("the fused kernel was not built: install a C compiler, then hyperscene again")
@@ -144,7 +149,7 @@ class FusedEngine:
     _local: threading.local = field(default_factory=threading.local)
 
     @classmethod
-    def open(cls, bundle: Bundle, callers: int, batch: int, precision: Precision = "float32") -> FusedEngine:
+    def open(cls, bundle: Bundle, callers: int, batch: int, precision: UsedPrecision = "float32") -> FusedEngine:
         """Take the weights from the bundle's graph; raises NotReady."""
         kernel = require_kernel(bundle.manifest, precision)
         try:
@@ -156,7 +161,7 @@ class FusedEngine:
 
     @property
     def provider(self) -> str:
-        return f"fused kernel {version('hyperscene')} {self.kernel.name}"
+        return f"fused kernel {version('hyperscene')} {self.kernel.name} {self.kernel.precision}"
 
     def probabilities(self, cube: NDArray[np.float32], centers: NDArray[np.int64]) -> NDArray[np.float32]:
         """One call of the kernel, in the caller's thread."""
@@ -198,6 +203,45 @@ class FusedEngine:
             local["pixels"] = pixels
         scratch: _Scratch = local["scratch"]
         return scratch
+
+
+def settle_precision(bundle: Bundle, precision: Precision) -> UsedPrecision:
+    """The precision to compute a bundle in; `auto` compares both once, and keeps the result in the user's cache."""
+    if precision != "auto":
+        return precision
+    # A patch of another head predicts one pixel: a comparison of enough of them would take seconds.
+    if bundle.manifest.head != "token" or kernel_for("bfloat16") is None or unsuitable(bundle.manifest):
+        return "float32"
+    name, key = f"precision-{bundle.sha256[:16]}", machine_key(KERNEL_MODULE, probe=__file__)
+    found = read_cached(name, key)
+    if found is None:
+        found = compare_precisions(bundle)
+        write_cache(name, key, found)
+    is_better = found["agreement"] >= LEAST_AGREEMENT and found["gain"] >= LEAST_GAIN
+    return "bfloat16" if is_better else "float32"
+
+
+def compare_precisions(bundle: Bundle) -> dict[str, float]:
+    """The share of pixels with the same class in a map of noise at the default stride, and the gain in speed."""
+    manifest = bundle.manifest
+    check = manifest.check.model_copy(update={"rows": CHECK_PX, "cols": CHECK_PX})
+    cube = check_cube(manifest.band_mean, manifest.band_std, check)
+    steps = np.arange(SIDE_PX // 2, CHECK_PX - SIDE_PX // 2 + 1, CHECK_STRIDE_PX)
+    centers = np.stack(np.meshgrid(steps, steps, indexing="ij"), axis=-1).reshape(-1, 2)
+    engines = [FusedEngine.open(bundle, 1, len(centers), precision) for precision in ("float32", "bfloat16")]
+    seconds, classes = np.zeros((TIMED_CALLS, 2)), []
+    for engine in engines:
+        total = np.zeros((CHECK_PX, CHECK_PX, manifest.classes), np.float32)
+        for (row, col), votes in zip(centers - SIDE_PX // 2, engine.probabilities(cube, centers), strict=True):
+            total[row : row + SIDE_PX, col : col + SIDE_PX] += votes
+        classes.append(total.argmax(axis=-1))
+    for call in range(TIMED_CALLS):
+        for index, engine in enumerate(engines):
+            began = time.perf_counter()
+            engine.probabilities(cube, centers[:8])
+            seconds[call, index] = time.perf_counter() - began
+    single, half = seconds.min(axis=0)
+    return {"agreement": float((classes[0] == classes[1]).mean()), "gain": float(single / half)}
 
 
 class _Weights:

@@ -25,6 +25,7 @@ from hyperscene.json_text import json_text
 from hyperscene.model.bundle import Bundle, Manifest
 from hyperscene.service.mapping.classify import RemoteEngine
 from hyperscene.service.mapping.describe import describe_product
+from hyperscene.service.mapping.devices import precision_of
 from hyperscene.service.mapping.engines import Engine
 from hyperscene.service.mapping.footprints import find_footprint
 from hyperscene.service.mapping.gdal import GDAL_ERRORS, ignore_missing_georeference
@@ -191,6 +192,7 @@ def make_summary(
         "bundle": {"name": manifest.name, "sha256": bundle.sha256},
         "device": engine.device,
         "provider": engine.provider,
+        "precision": precision_of(engine.provider),
         "patches": tally.patches,
         "version": version("hyperscene"),
     }

@@ -1,14 +1,23 @@
 """The fused kernel predicts what the bundle's graph predicts, and leaves other networks to other engines."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from hyperscene.errors import NotReady
+from hyperscene.errors import NotReady, OptionsUnusable
 from hyperscene.model.bundle import DEMO_BUNDLE, load_bundle, read_bundle
 from hyperscene.service.mapping import engine_health, fused_engine
+from hyperscene.service.mapping.devices import precision_of
 from hyperscene.service.mapping.engine_health import candidates
 from hyperscene.service.mapping.engines import make_engine
-from hyperscene.service.mapping.fused_engine import FusedEngine, kernel_for, unsuitable
+from hyperscene.service.mapping.fused_engine import (
+    FusedEngine,
+    compare_precisions,
+    kernel_for,
+    settle_precision,
+    unsuitable,
+)
 from tests.bundles import write_patch_bundle
 
 needs_kernel = pytest.mark.skipif(
@@ -127,3 +136,53 @@ def test_without_a_compiled_kernel_the_next_engine_is_used(demo, monkeypatch):
         FusedEngine.open(demo, 1, 16)
     monkeypatch.setattr(engine_health, "is_installed", lambda name: name == "openvino")
     assert candidates("auto", demo) == ["openvino", "cpu"]
+
+
+needs_bfloat16 = pytest.mark.skipif(kernel_for("bfloat16") is None, reason="no fused kernel in bfloat16 here")
+
+
+@needs_bfloat16
+def test_bfloat16_is_close_to_float32_and_named(demo):
+    engine = make_engine(demo, "fused", 1, precision="bfloat16")
+    assert precision_of(engine.provider) == "bfloat16"
+    cube, centers = question(demo, 33, 21, 20)
+    found, exact = engine.probabilities(cube, centers), demo.probabilities(cube, centers)
+    assert 1e-6 < np.abs(found - exact).max() < 0.02
+    np.testing.assert_array_equal(engine.probabilities(cube, centers[7:8])[0], found[7])  # in every batch
+
+
+@needs_bfloat16
+@pytest.mark.parametrize(
+    ("agreement", "gain", "expected"), [(0.9995, 1.5, "bfloat16"), (0.998, 1.5, "float32"), (1.0, 1.05, "float32")]
+)
+def test_auto_needs_the_same_classes_and_more_speed(demo, monkeypatch, tmp_path, agreement, gain, expected):
+    monkeypatch.setenv("HYPERSCENE_CACHE", str(tmp_path))
+    token = replace(demo, manifest=demo.manifest.model_copy(update={"head": "token"}))
+    measured = []
+
+    def compare(_):
+        measured.append(1)
+        return {"agreement": agreement, "gain": gain}
+
+    monkeypatch.setattr(fused_engine, "compare_precisions", compare)
+    for _ in range(2):  # the second time from the cache
+        assert settle_precision(token, "auto") == expected
+    assert len(measured) == 1
+    assert settle_precision(demo, "auto") == "float32"  # of one prediction per patch
+    assert settle_precision(token, "float32") == "float32"
+    assert settle_precision(demo, "bfloat16") == "bfloat16"
+
+
+@needs_bfloat16
+@pytest.mark.slow
+def test_the_comparison_of_precisions_maps_noise_in_both(bundle_of):
+    found = compare_precisions(bundle_of("token"))
+    assert 0.98 < found["agreement"] <= 1
+    assert found["gain"] > 0
+
+
+def test_bfloat16_is_refused_by_engines_without_it(demo):
+    with pytest.raises(NotReady, match="computes in float32 only"):
+        make_engine(demo, "cpu", precision="bfloat16")
+    with pytest.raises(OptionsUnusable, match="precision must be one of auto, float32, bfloat16"):
+        make_engine(demo, precision="float64")
