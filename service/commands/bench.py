@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,16 @@ CANDIDATES = {
     "eager": "torch eager, batch 128",
     "plain": "ONNX Runtime, caller cuts patches, batch 64",
     "onnxruntime": "hyperscene on ONNX Runtime, whole run",
+    "openvino": "hyperscene on OpenVINO, whole run",
     "network": "engine alone, no scene",
     "ours": "hyperscene, whole run",
+}
+ANCHOR_BANDS = 100
+LABELS = {
+    "forest": "random forest, {trees} trees",
+    "regression": "logistic regression",
+    "map": "hyperscene, stride {stride}, {provider}",
+    "other": "hyperscene, stride {stride}, {other_provider}",
 }
 
 
@@ -39,22 +48,36 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds per loop without a scene (default: %(default)s)",
     )
+    parser.add_argument(
+        "--side-px", type=int, default=600, metavar="N",
+        help="side of the scene that a default map, a random forest and a regression map; 0: none (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--growth", action="store_true", help="map scenes of many sizes, too: half an hour more")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep the synthetic scenes and the last map here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements here")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print a table, and write the measurements to --json."""
+    if options.side_px != 0 and options.side_px < 64:
+        raise OptionsUnusable(f"--side-px must be 64 or more, or 0 for no such maps, not {options.side_px}")
     if options.rounds < 1 or options.patches < 1 or not 0 < options.loop_s < math.inf:
         raise OptionsUnusable("--rounds and --patches must be 1 or more, --loop-s above 0")
     if options.json is not None and not options.json.parent.is_dir():
         raise OutputUnwritable(f"there is no folder {options.json.parent} for --json: create it, or choose another")
     wanted = BenchOptions(
-        options.device, options.threads, options.batch, options.rounds, options.patches, options.loop_s
+        options.device,
+        options.threads,
+        options.batch,
+        options.rounds,
+        options.patches,
+        options.loop_s,
+        options.precision,
     )
     bundle = read_chosen_bundle(options)
     with bench_folder(options.out) as folder, ProgressBar(0, "steps") as progress:
         document = measure(bundle, wanted, folder, progress.advance_of)
+        document |= _beside_others(options, folder, progress)
     print(_table(document))
     if options.json is not None:
         try:
@@ -62,6 +85,49 @@ def run(options: argparse.Namespace) -> int:
         except OSError as error:
             raise OutputUnwritable(f"{options.json} cannot be written ({error.strerror}): choose another") from error
     return DONE
+
+
+def _beside_others(options: argparse.Namespace, folder: Path, progress: ProgressBar) -> dict[str, Any]:
+    """The default map beside a forest and a regression, and how it grows; they need the packages for training."""
+    if find_spec("torch") is None or find_spec("sklearn") is None:
+        return {}
+    from hyperscene.training.anchors import measure_anchors, measure_growth
+
+    found: dict[str, Any] = {}
+    if options.side_px:
+        choice = (options.device, options.precision)
+        found["anchors"] = measure_anchors(
+            folder, options.side_px, ANCHOR_BANDS, options.rounds, choice, progress.advance_of
+        )
+    if options.growth:
+        found["growth"] = measure_growth(folder, options.device, progress.advance_of)
+    return found
+
+
+def _anchor_lines(anchors: dict[str, Any]) -> list[str]:
+    rows, cols, bands = anchors["scene"]
+    head = f"default map of a strong bundle, {rows} x {cols} x {bands}, file to GeoTIFF"
+    lines = ["", f"{head:<72} {'seconds':>8} {'ours is':>8}"]
+    for name, seconds in anchors["seconds"].items():
+        if " " not in name:  # not a stage
+            ratio = anchors["map_to"].get(name)
+            label = LABELS[name].format(**anchors)
+            lines.append(f"{label:<72} {seconds:>8.2f} {'' if ratio is None else f'{ratio:.2f} x':>8}".rstrip())
+    stages = ", ".join(
+        f"{name.removeprefix('map ')} {value:.2f}" for name, value in anchors["seconds"].items() if " " in name
+    )
+    return [*lines, f"seconds of the map's stages, which overlap: {stages}"]
+
+
+def _growth_lines(growth: list[dict[str, Any]]) -> list[str]:
+    lines = ["", f"{'pixels':>10} {'bands':>6} {'classes':>8} {'seconds':>8} {'pixels/s':>9} {'peak MB':>8}"]
+    for row in growth:
+        peak = "" if row["peak_mb"] is None else f"{row['peak_mb']:.0f}"
+        rate = row["pixels"] / row["seconds"]
+        lines.append(
+            f"{row['pixels']:>10} {row['bands']:>6} {row['classes']:>8} {row['seconds']:>8.1f} {rate:>9.0f} {peak:>8}"
+        )
+    return lines
 
 
 def _table(document: dict[str, Any]) -> str:
@@ -89,4 +155,10 @@ def _table(document: dict[str, Any]) -> str:
         )
     if (peak := document["peak_memory_mb"]) is not None:
         lines += ["", f"peak memory of a process that maps at the largest stride: {peak:.0f} MB"]
+    if document["first_strip_s"] is not None:
+        lines.append(f"from the command to the first strip written: {document['first_strip_s']:.2f} s")
+    if "anchors" in document:
+        lines += _anchor_lines(document["anchors"])
+    if "growth" in document:
+        lines += _growth_lines(document["growth"])
     return "\n".join(lines)

@@ -27,6 +27,7 @@ from threadpoolctl import threadpool_limits
 
 from hyperscene.errors import OutputUnwritable
 from hyperscene.model.bundle import Bundle, Manifest, open_session, run_graph
+from hyperscene.service.mapping.engine_health import is_installed
 from hyperscene.service.mapping.engines import Engine, cores, make_engine
 from hyperscene.service.mapping.lattice import Lattice, plan_mapping
 from hyperscene.service.mapping.options import MapOptions
@@ -36,6 +37,25 @@ from hyperscene.service.mapping.scenes import open_scene
 STAGES = ("read", "network", "blend", "write", "optimise", "total")
 GEMM_SIDE = 2048
 EAGER_BATCH, PLAIN_BATCH = 128, 64
+# Read by the process itself: a child's ru_maxrss starts with that of its parent.
+STATUS_CODE = """
+import sys
+from pathlib import Path
+from hyperscene.service.cli import main
+main(sys.argv[1:]) and sys.exit(1)
+print(Path("/proc/self/status").read_text())
+"""
+FIRST_STRIP_CODE = """
+import sys, time
+from hyperscene.service.cli import main
+from hyperscene.service.mapping.rasters import MapWriter
+write = MapWriter.write
+def write_and_tell(*arguments):
+    write(*arguments)
+    print(time.time(), flush=True)
+MapWriter.write = write_and_tell
+main(sys.argv[1:]) and sys.exit(1)
+"""
 FIELD_PX = 24  # side of the square fields in the synthetic scene
 
 
@@ -49,6 +69,7 @@ class BenchOptions:
     rounds: int = 3
     patches: int = 4096  # of each map
     loop_s: float = 2.0  # how long each loop without a scene runs in a round
+    precision: Any = "auto"
 
 
 @dataclass
@@ -73,7 +94,7 @@ class Measurements:
 def measure(bundle: Bundle, options: BenchOptions, folder: Path, report: Callable[[int, int], None]) -> dict[str, Any]:
     """Run all candidates in interleaved rounds; returns a document of medians and ratios."""
     manifest, measured = bundle.manifest, Measurements()
-    engine = make_engine(bundle, options.device, options.threads, options.batch)
+    engine = make_engine(bundle, options.device, options.threads, options.batch, options.precision)
     strides = [stride for stride in (1, 2, 4, 8) if stride <= manifest.patch_px // 2]
     scenes = write_scenes(folder, manifest, strides, options.patches)
     candidates = _candidates(bundle, engine, options, measured, folder, scenes)
@@ -104,8 +125,12 @@ def _candidates(
     candidates["plain"] = lambda: measured.add(
         "plain", _rate(lambda: run_graph(session, *patches), PLAIN_BATCH, options.loop_s)
     )
-    if engine.device == "openvino":
+    if other is not engine:
         candidates["other"] = partial(_map_once, "onnxruntime", bundle, other, measured, folder, scenes[1], 1)
+    if engine.device == "fused" and is_installed("openvino"):
+        graph = make_engine(bundle, "openvino", options.threads, options.batch)
+        candidates["openvino"] = partial(_map_once, "openvino", bundle, graph, measured, folder, scenes[1], 1)
+    candidates["start"] = lambda: measured.add("start", first_strip_s(bundle, engine, scenes[1]))
     for stride, path in scenes.items():
         candidates[f"network {stride}"] = partial(
             _run_engine, bundle.manifest, engine, measured, stride, options.loop_s
@@ -212,15 +237,27 @@ def peak_memory_mb(bundle: Bundle, engine: Engine, scenes: dict[int, Path]) -> f
     with tempfile.TemporaryDirectory() as output:
         arguments = ["classify", path, "-o", output, "--bundle", bundle.path, "--stride", stride, "--device",
                      engine.device, "--threads", engine.callers, "--batch", engine.batch]  # fmt: skip
-        # Read by the process itself: a child's ru_maxrss starts with that of its parent.
-        code = (
-            "import sys; from pathlib import Path; from hyperscene.service.cli import main; "
-            "main(sys.argv[1:]) and sys.exit(1); "
-            "print(Path('/proc/self/status').read_text())"
+        ended = subprocess.run(
+            [sys.executable, "-c", STATUS_CODE, *map(str, arguments)], capture_output=True, text=True
         )
-        ended = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
-    found = re.search(r"VmHWM:\s+(\d+) kB", ended.stdout)
+    return peak_in(ended.stdout)
+
+
+def peak_in(status: str) -> float | None:
+    """The peak memory in /proc/self/status, in MB."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
     return int(found[1]) / 1024 if found else None
+
+
+def first_strip_s(bundle: Bundle, engine: Engine, scene: Path) -> float:
+    """Seconds from the command `hyperscene classify` in a new process until its first strip is written."""
+    with tempfile.TemporaryDirectory() as output:
+        arguments = ["classify", scene, "-o", output, "--bundle", bundle.path, "--device", engine.device]
+        began = time.time()
+        ended = subprocess.run(
+            [sys.executable, "-c", FIRST_STRIP_CODE, *map(str, arguments)], capture_output=True, text=True, check=True
+        )
+    return float(ended.stdout.split()[0]) - began
 
 
 def _document(
@@ -231,6 +268,7 @@ def _document(
         "eager": "eager",
         "plain": "plain",
         "onnxruntime": "onnxruntime",
+        "openvino": "openvino",
         "network": "network 1",
         "ours": "stride 1",
     }
@@ -243,13 +281,14 @@ def _document(
         "bands": bundle.manifest.bands,
         "scenes": {str(stride): path.name for stride, path in scenes.items()},
         "rounds": len(measured.rounds["gemm"]),
+        "first_strip_s": measured.median("start"),
         "gemm_gflops": measured.median("gemm"),
         "mflop_per_patch": None if gflop is None else gflop * 1000,
         "patches_per_s": {name: measured.median(key) for name, key in names.items()},
         "share_of_gemm": {
             name: None if gflop is None else measured.ratio(key, "gemm", gflop) for name, key in names.items()
         },
-        "ours_to": {name: measured.ratio("stride 1", name) for name in ("eager", "plain", "onnxruntime")},
+        "ours_to": {name: measured.ratio("stride 1", name) for name in ("eager", "plain", "onnxruntime", "openvino")},
         "strides": {
             str(stride): {
                 "pixels_per_s": measured.median(f"stride {stride} pixels"),
