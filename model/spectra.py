@@ -204,7 +204,9 @@ def _find_gaps(
     spacing = spacing_nm(scene_nm)
     above = np.where(scene_nm[None, :] >= bundle_nm[:, None], distance, np.inf).min(axis=1)
     below = np.where(scene_nm[None, :] <= bundle_nm[:, None], distance, np.inf).min(axis=1)
-    covered = (above + below <= WIDEST_GAP_SPACINGS * spacing) | (distance.min(axis=1) <= spacing / 2)
+    # At the edge of a gap, half the distance of the bundle's bands is well inside their widths.
+    near = max(spacing, spacing_nm(bundle_nm)) / 2
+    covered = (above + below <= WIDEST_GAP_SPACINGS * spacing) | (distance.min(axis=1) <= near)
     edges = np.round(np.stack([bundle_nm - below, bundle_nm + above], axis=1)[~covered], 6)
     found, counts = np.unique(edges, axis=0, return_counts=True)
     gaps = tuple(Gap(float(low), float(high), int(bands)) for (low, high), bands in zip(found, counts, strict=True))
