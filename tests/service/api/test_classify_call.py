@@ -29,6 +29,7 @@ from tests.products import (
     write_enmap,
     write_enmap_l1b,
     write_neon,
+    write_netcdf3,
     write_pace,
     write_prisma,
     write_tanager,
@@ -181,6 +182,7 @@ def write_product(folder, kind):
         "PACE": lambda: write_pace(folder / "PACE_OCI.20240809T105059.L2.SFREFL.nc", CUBE),
         "AVIRIS-3": lambda: write_aviris3_radiance(folder / "AV320230926t201618_001_L1B_RDN_x_RDN.nc", CUBE),
         "AVIRIS-NG": lambda: write_aviris_ng(folder / "ang20150422t163638_rdn_v1e", CUBE).parent,
+        "netCDF-3": lambda: write_netcdf3(folder / "cube.nc", CUBE, "brc", 2),
         "DESIS": lambda: write_desis(folder / "desis", (CUBE * 10_000).astype(np.int16), EMIT_NM),
     }
     if kind in others:
@@ -218,8 +220,9 @@ def write_product(folder, kind):
 
 KINDS = ("EnMAP zip", "EnMAP tar.gz", "EnMAP files", "EnMAP files in JPEG 2000", "EnMAP files in BIL",
          "EnMAP image and metadata", "EnMAP L1B", "EMIT", "EMIT and its mask", "PRISMA L2D", "PRISMA L2C", "NEON",
-         "Tanager", "PACE", "AVIRIS-3", "AVIRIS-NG", "DESIS")  # fmt: skip
-WITHOUT_MASKS = ("EnMAP image and metadata", "EMIT", "PRISMA L2D", "PRISMA L2C", "NEON", "AVIRIS-3", "AVIRIS-NG")
+         "Tanager", "PACE", "AVIRIS-3", "AVIRIS-NG", "DESIS", "netCDF-3")  # fmt: skip
+WITHOUT_MASKS = ("EnMAP image and metadata", "EMIT", "PRISMA L2D", "PRISMA L2C", "NEON", "AVIRIS-3", "AVIRIS-NG",
+                 "netCDF-3")  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
