@@ -87,7 +87,7 @@ def unpack(path: Path, folder: Path, limits: ArchiveLimits | None = None, report
             for member in wanted:
                 target = folder.joinpath(*PurePosixPath(member.name).parts)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                for size in _copy(path, archive, member, target):
+                for size in _copy(archive, member, target):
                     done += size
                     if report is not None:
                         report(done, total)
@@ -169,21 +169,15 @@ def _is_short(parts: tuple[str, ...]) -> bool:
     return all(len(os.fsencode(part)) <= NAME_BYTES for part in parts)
 
 
-def _copy(path: Path, archive: zipfile.ZipFile | tarfile.TarFile, member: _Member, target: Path) -> Iterator[int]:
-    """Write a member and give the size of each part; a member may be longer than its list entry says."""
+def _copy(archive: zipfile.ZipFile | tarfile.TarFile, member: _Member, target: Path) -> Iterator[int]:
+    """Write a member and give the size of each part; at most as much is unpacked as its list entry says."""
     source: IO[bytes] | None
     if isinstance(archive, zipfile.ZipFile):
         source = archive.open(cast(zipfile.ZipInfo, member.handle))
     else:
         source = archive.extractfile(cast(tarfile.TarInfo, member.handle))
     assert source is not None  # of a regular file
-    left = member.size
     with source, target.open("xb") as file:
         while part := source.read(PART_BYTES):
-            left -= len(part)
-            if left < 0:
-                raise SceneUnreadable(f"{member.name} of {path.name} is longer than its entry says: pack it again")
             file.write(part)
             yield len(part)
-    if left:
-        raise SceneUnreadable(f"{member.name} of {path.name} is cut short: copy it again")
