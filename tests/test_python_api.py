@@ -9,6 +9,7 @@ import rasterio
 
 import hyperscene as hs
 from hyperscene.training.data.synthetic import SyntheticScene, write_scene
+from tests.products import ENMAP_STEM, enmap_values, write_enmap, zipped
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +84,10 @@ def test_what_is_refused_raises_an_error_with_the_remedy(folder, tmp_path):
         hs.open_scene(tmp_path / "missing.tif")
     with pytest.raises(hs.BundleRefused):
         hs.load_bundle(folder / "scene.tif")
+
+
+def test_a_product_is_a_scene_with_its_masks(tmp_path):
+    product = zipped(write_enmap(tmp_path / ENMAP_STEM, enmap_values(14, 13)), tmp_path / "product.zip")
+    assert [layer.kind for layer in hs.open_scene(product).masks] == ["cloud", "shadow"]
+    assert [layer.kind for layer in hs.open_scene(product, mask="water").masks] == ["water"]
+    assert hs.open_scene(product, mask="none").masks == ()

@@ -27,6 +27,7 @@ from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.pipeline import map_scene
 from hyperscene.service.mapping.products import cube_files
 from hyperscene.service.mapping.products.containers import ArchiveLimits, unpack
+from hyperscene.service.mapping.products.finding import unpack_all
 from hyperscene.service.mapping.products.product import OVERLAP, RationalFunctions, ReadOptions
 from hyperscene.service.mapping.products.rational import image_positions
 from hyperscene.service.mapping.scenes import open_pixels, open_scene, read_cube
@@ -314,19 +315,19 @@ def test_metadata_of_other_bands_are_ignored_with_a_warning(enmap):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "words"),
     [
-        '<!DOCTYPE x [<!ENTITY a "b">]><level_X>&a;</level_X>',
-        '<!DOCTYPE x SYSTEM "file:///etc/passwd"><level_X/>',
-        "<level_X>" + "<a>" * 70,
-        "<level_X>",
-        "",
+        ('<!DOCTYPE x [<!ENTITY a "b">]><level_X>&a;</level_X>', "declares a document type"),
+        ('<!DOCTYPE x SYSTEM "file:///etc/passwd"><level_X/>', "declares a document type"),
+        ("<level_X>" + "<a>" * 70, "nests its elements deeper"),
+        ("<level_X>", "not well-formed"),
+        ("", "not well-formed"),
     ],
 )
-def test_hostile_metadata_are_refused(enmap, text):
+def test_hostile_metadata_are_refused(enmap, text, words):
     folder, _ = enmap
     (folder / f"{ENMAP_STEM}-METADATA.XML").write_text(text)
-    with pytest.raises(SceneUnreadable, match=r"METADATA\.XML"):
+    with pytest.raises(SceneUnreadable, match=rf"METADATA\.XML {words}|METADATA\.XML is {words}"):
         open_scene(folder)
 
 
@@ -653,24 +654,32 @@ def write_any(kind, folder):
         "Tanager basic": lambda: write_tanager(folder / "t.h5", cube, is_ortho=False),
         "PACE": lambda: write_pace(folder / "PACE_OCI.nc", cube[..., [0, 1, 2, 3, 5]]),
         "AVIRIS-3": lambda: write_aviris3(folder / "AV3.nc", cube),
+        "AVIRIS-3 radiance": lambda: write_aviris3_radiance(folder / "AV3.nc", cube),
+        "AVIRIS-NG": lambda: write_aviris_ng(folder / "ang", cube, has_table=False),
+        "EnMAP L1B": lambda: write_enmap_l1b(folder / ENMAP_STEM, enmap_values(20, 17)),
+        "DESIS": lambda: write_desis(folder / "desis", (cube * 10_000).astype(np.int16), EMIT_NM),
+        "netCDF-3": lambda: write_netcdf3(folder / "cube.nc", cube, "brc", 2),
     }[kind]()
 
 
-@pytest.mark.parametrize(
-    "kind", ["EnMAP", "PRISMA", "PRISMA L1", "EMIT", "NEON", "Tanager", "Tanager basic", "PACE", "AVIRIS-3"]
-)
+KINDS = ("EnMAP", "EnMAP L1B", "PRISMA", "PRISMA L1", "EMIT", "NEON", "Tanager", "Tanager basic", "PACE", "AVIRIS-3",
+         "AVIRIS-3 radiance", "AVIRIS-NG", "DESIS", "netCDF-3")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_product_is_mapped_like_its_pixels_in_a_geotiff(tmp_path, small_bundle, kind):
     scene = open_scene(write_any(kind, tmp_path / "product"))
     classes, profile, summary = mapped(scene, small_bundle, tmp_path / "map")
     expected = reference(scene, small_bundle, tmp_path)
-    assert summary["scene"]["sensor"] == scene.sensor
+    assert summary["scene"].get("sensor", "") == scene.sensor
     assert summary["valid_pixels"] == (expected > 0).sum()
     if scene.ground is None:
-        np.testing.assert_array_equal(classes, expected)
         assert (profile["crs"], profile["transform"]) == (scene.crs, scene.transform)
     else:
-        assert profile["crs"] is not None
-        assert set(np.unique(classes)) == set(np.unique(expected))
+        placed, found = ground_of(scene)
+        expected = np.where(found >= 0, expected.ravel()[found], 0)
+        assert (profile["crs"], profile["transform"]) == (placed.crs, placed.transform)
+    np.testing.assert_array_equal(classes, expected)
 
 
 @pytest.mark.slow
@@ -813,6 +822,26 @@ def test_archives_beyond_the_limits_are_refused_before_they_are_unpacked(tmp_pat
     with pytest.raises(SceneTooLarge, match=words):
         unpack(path, tmp_path / "unpacked", limits)
     assert list((tmp_path / "unpacked").iterdir()) == []
+
+
+def test_a_member_that_unpacks_to_far_more_than_its_size_is_refused_among_others(tmp_path):
+    with zipfile.ZipFile(tmp_path / "p.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("noise.tif", np.random.default_rng(0).bytes(200_000))
+        archive.writestr("bomb.tif", bytes(200_000))
+    with pytest.raises(SceneTooLarge, match=r"bomb\.tif of p\.zip unpacks to more than 5 times its size"):
+        unpack(tmp_path / "p.zip", tmp_path / "unpacked", ArchiveLimits(ratio=5, exempt_bytes=100))
+
+
+def test_archives_in_an_archive_share_its_limit(tmp_path):
+    for number in range(3):
+        with zipfile.ZipFile(tmp_path / f"{number}.zip", "w") as archive:
+            archive.writestr(f"{number}.tif", bytes(1_000))
+    with zipfile.ZipFile(tmp_path / "p.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(3):
+            archive.write(tmp_path / f"{number}.zip", f"{number}.zip")
+    assert unpack_all(tmp_path / "p.zip", tmp_path / "a", ArchiveLimits(unpacked_bytes=7_000)) > 6_000
+    with pytest.raises(SceneTooLarge, match="unpacks to more than"):
+        unpack_all(tmp_path / "p.zip", tmp_path / "b", ArchiveLimits(unpacked_bytes=5_500))
 
 
 def test_a_damaged_archive_is_refused(tmp_path, enmap):
