@@ -79,10 +79,10 @@ def read_onnx(content: bytes) -> OnnxFile:
     return OnnxFile(metadata, inputs, outputs, structure.hexdigest())
 
 
-def read_weights(content: bytes) -> tuple[dict[str, Array], list[Array]]:
-    """The float32 initializers by name, and the matrices (in, out) of the MatMul operators in the graph's order."""
+def read_weights(content: bytes) -> tuple[dict[str, Array], dict[str, list[list[str]]]]:
+    """The float32 initializers by name, and the names of each operator's inputs, by kind in the graph's order."""
     named: dict[str, Array] = {}
-    operands: list[str] = []  # the right-hand sides of products
+    operators: dict[str, list[list[str]]] = {}
     for number, graph in _fields(memoryview(content)):
         if number != MODEL_GRAPH:
             continue
@@ -92,9 +92,9 @@ def read_weights(content: bytes) -> tuple[dict[str, Array], list[Array]]:
             elif part == GRAPH_NODE:
                 fields = list(_fields(_message(value)))
                 inputs = [_text(field) for number, field in fields if number == NODE_INPUT]
-                if "MatMul" in [_text(field) for number, field in fields if number == NODE_OPERATOR]:
-                    operands.append(inputs[1])
-    return named, [named[name] for name in operands if name in named]
+                kind = next((_text(field) for number, field in fields if number == NODE_OPERATOR), "")
+                operators.setdefault(kind, []).append(inputs)
+    return named, operators
 
 
 def _add_weight(named: dict[str, Array], tensor: memoryview) -> None:
