@@ -11,6 +11,7 @@ import logging
 import os
 import queue
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -29,8 +30,8 @@ log = logging.getLogger("hyperscene.sandbox")
 
 # A process that holds more memory than this after a request is replaced: allocators rarely give it back.
 KEPT_BYTES = 512 << 20
-# A process that ends may have been killed for another reason than its file, for instance by a machine without memory.
-ATTEMPTS = 3
+ATTEMPTS = 3  # of a request whose process ends
+EXIT_S = 1.0  # that a process needs to exit after it closed its pipe
 POLL_S = 0.5
 
 
@@ -77,6 +78,7 @@ class _SandboxProcess:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._is_closed = False
+        self._was_killed = False  # in an attempt of the current request, by SIGKILL: no fault of its file
 
     def close(self) -> None:
         """Kill the process."""
@@ -93,6 +95,11 @@ class _SandboxProcess:
         if response is None:
             if self._is_closed:
                 raise shutting_down()
+            if self._was_killed:
+                raise NotReady(
+                    f"the process that reads the file was killed {ATTEMPTS} times, by the operator or for lack of "
+                    "memory: try again in some seconds"
+                )
             raise SceneUnreadable(
                 f"{self._limits.doing} within {self._limits.seconds:.0f} s and "
                 f"{self._limits.memory_bytes >> 30} GB of memory: {self._limits.reason}"
@@ -107,6 +114,7 @@ class _SandboxProcess:
 
     def _exchange(self, request: bytes, is_over: Callable[[], bool]) -> dict[str, Any] | None:
         deadline = time.monotonic() + self._limits.seconds
+        self._was_killed = False
         for _ in range(ATTEMPTS):
             child = self._running()
             try:
@@ -121,6 +129,7 @@ class _SandboxProcess:
                     self._drop()
                     self._start_early()
                 return dict(response)
+            self._was_killed |= self._has_ended_by_kill()
             self._drop()
             if self._is_closed or is_over() or time.monotonic() >= deadline:
                 break
@@ -162,6 +171,14 @@ class _SandboxProcess:
                 return None
             read += part
         return bytes(read)
+
+    def _has_ended_by_kill(self) -> bool:
+        """Whether someone killed the process; a crash is another signal, and time that is over leaves it running."""
+        assert self._child is not None
+        try:
+            return self._child.wait(EXIT_S) == -signal.SIGKILL
+        except subprocess.TimeoutExpired:
+            return False
 
     def _drop(self) -> None:
         if self._child is not None:

@@ -2,11 +2,12 @@
 
 import logging
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from hyperscene.errors import SceneUnreadable
+from hyperscene.errors import NotReady, SceneUnreadable
 from hyperscene.service.jobs.sandbox import KEPT_BYTES, Sandbox, SandboxLimits, serve
 
 HELD = []
@@ -26,6 +27,8 @@ def handle(request):
             return {"pixel_size": [float("inf")]}
         case "fail":
             raise KeyError("samples")
+        case "end":
+            os.kill(os.getpid(), request["signal"])
     return {"pid": os.getpid()}
 
 
@@ -51,6 +54,17 @@ def test_a_process_has_no_more_memory_than_its_limit(sandbox):
 def test_metadata_that_are_nested_too_deeply_are_refused_in_words(sandbox):
     with pytest.raises(SceneUnreadable, match="the file cannot be understood: it is nested too deeply"):
         sandbox.run({"do": "nest"})
+
+
+def test_a_file_whose_process_is_killed_from_outside_is_not_called_damaged(sandbox):
+    with pytest.raises(NotReady, match=r"was killed 3 times, .+: try again"):
+        sandbox.run({"do": "end", "signal": signal.SIGKILL})
+    assert sandbox.run({"do": "nothing"})["pid"]
+
+
+def test_a_file_whose_process_crashes_is_refused(sandbox):
+    with pytest.raises(SceneUnreadable, match="it is damaged"):
+        sandbox.run({"do": "end", "signal": signal.SIGSEGV})
 
 
 @pytest.mark.parametrize(("what", "cause"), [("fail", "KeyError: 'samples'"), ("infinity", "ValueError: Out of range")])
