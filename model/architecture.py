@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -64,6 +67,36 @@ class ModelConfig:
             raise ValueError(f"normalise and squaring change cosine scores only; {self.attention} has none")
 
 
+class Randomness(threading.local):
+    """The generator that a thread draws dropout from; None for torch's default, which all threads share."""
+
+    generator: torch.Generator | None = None
+
+
+_randomness = Randomness()
+
+
+@contextmanager
+def seeded_dropout(seed: int) -> Iterator[None]:
+    """Draw the dropout of this thread, on a CPU, from a generator of its own."""
+    _randomness.generator = torch.Generator().manual_seed(seed)
+    try:
+        yield
+    finally:
+        _randomness.generator = None
+
+
+class Dropout(nn.Dropout):
+    """Dropout whose random numbers do not depend on other threads, see `seeded_dropout`."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        generator = _randomness.generator
+        if generator is None or tokens.device.type != "cpu" or not self.training or not self.p:
+            return super().forward(tokens)
+        kept = torch.empty_like(tokens).bernoulli_(1 - self.p, generator=generator)
+        return tokens * kept.div_(1 - self.p)
+
+
 class EncoderBlock(nn.Module):
     """A pre-norm encoder block: attention, then a small MLP, each with a residual connection."""
 
@@ -81,7 +114,7 @@ class EncoderBlock(nn.Module):
             nn.GELU(),
             nn.Linear(config.mlp_width, config.width),
         )
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, tokens: Tensor, context: Tensor | None = None) -> Tensor:
         if context is not None:

@@ -78,6 +78,21 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch(head, name, monkeypa
         torch.testing.assert_close(first, weights[1][name], atol=2e-5, rtol=1e-3)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_number_of_threads_does_not_change_the_weights(precision, monkeypatch):
+    monkeypatch.setattr(patching, "CPU_TOKENS_AT_ONCE", 5 * 4)
+    before, weights = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            compute = FitOptions(Compute(CPU, precision))
+            weights.append(fit(SCENE, SPLIT, small(dropout=0.2), recipe("paper", epochs=2), 0, compute).network)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert same_weights(*weights)
+
+
 @pytest.mark.parametrize("attention", VARIANTS)
 def test_every_score_function_learns_in_bfloat16(attention):
     config, chosen = small(attention=attention), recipe(epochs=25, learning_rate=1e-2)

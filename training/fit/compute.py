@@ -28,7 +28,10 @@ class Compute:
 
     def autocast(self) -> torch.autocast:
         """Context in which torch uses the precision for the operations where that is safe."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+        # Without the cache of rounded weights, which all threads would share; a step rounds each weight once anyway.
+        return torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16", cache_enabled=False
+        )
 
 
 def choose_compute(device: str, precision: str, say: Callable[[str], None] = lambda _: None) -> Compute:

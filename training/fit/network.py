@@ -21,6 +21,7 @@ from hyperscene.training.fit.calibration import fit_temperature, fit_temperature
 from hyperscene.training.fit.checkpoints import TrainingCheckpoint, fingerprint
 from hyperscene.training.fit.compute import Compute, keep_freed_memory
 from hyperscene.training.fit.cross_validation import CrossValidation
+from hyperscene.training.fit.gradients import GradientPool, Part, gradient_pool
 from hyperscene.training.fit.label_propagation import PropagateLabels, PseudoLabels, propagate_labels
 from hyperscene.training.fit.patches import (
     Batch,
@@ -109,7 +110,7 @@ def fit(
         fit_spectral_path(network, scene, split.train, is_frozen=not recipe.pseudo_labels)
     network.to(device)
     trainable = [weight for weight in network.parameters() if weight.requires_grad]
-    optimiser = torch.optim.AdamW(trainable, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    optimiser = torch.optim.AdamW(trainable, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True)
     checkpoint, done = None, 0
     if options.checkpoint is not None:
         made_with = fingerprint(scene, split, config, recipe, seed, options.compute)
@@ -120,16 +121,18 @@ def fit(
         pseudo_labels = _propagate(scene, split, seed, options)
         _adapt_dropout(network, recipe, pseudo_labels, options)
     source = PatchSource(scene, config.patch_px, device)
-    trainer = Trainer(network, optimiser, source, _supervision(scene, split, recipe, pseudo_labels, device), recipe)
-    for epoch in range(done, recipe.epochs):
-        began = time.perf_counter()
-        loss = trainer.run_epoch(epoch, seed, options.compute)
-        validation_oa = None
-        if options.validates and len(split.validation) and _is_due(epoch, recipe.epochs):
-            validation_oa = overall_accuracy(network, source, scene, split.validation)
-        if checkpoint is not None:
-            checkpoint.save(network, optimiser, epoch + 1)
-        options.report(EpochReport(epoch + 1, recipe.epochs, loss, validation_oa, time.perf_counter() - began))
+    supervision = _supervision(scene, split, recipe, pseudo_labels, device)
+    with gradient_pool(network, device) as gradients:
+        trainer = Trainer(network, optimiser, gradients, source, supervision, recipe)
+        for epoch in range(done, recipe.epochs):
+            began = time.perf_counter()
+            loss = trainer.run_epoch(epoch, seed, options.compute)
+            validation_oa = None
+            if options.validates and len(split.validation) and _is_due(epoch, recipe.epochs):
+                validation_oa = overall_accuracy(network, source, scene, split.validation)
+            if checkpoint is not None:
+                checkpoint.save(network, optimiser, epoch + 1)
+            options.report(EpochReport(epoch + 1, recipe.epochs, loss, validation_oa, time.perf_counter() - began))
     if pseudo_labels is not None and not len(split.test):
         temperature = _calibrate(network, source, scene, pseudo_labels, seed)
     else:
@@ -195,6 +198,7 @@ class Trainer:
 
     network: Transformer
     optimiser: torch.optim.Optimizer
+    gradients: GradientPool
     source: PatchSource
     supervision: Supervision
     recipe: Recipe
@@ -222,17 +226,19 @@ class Trainer:
             predicting_tokens(indices, config, kept)
         ]  # (n, ...), or (n, tokens, ...) by token
         supervised = targets.shape[:-1].numel() if recipe.pseudo_labels else int((targets >= 0).sum())
+
+        def part(start: int) -> Part:
+            def loss() -> Tensor:
+                spectra = self.source.pixels[indices[start : start + size]]
+                with compute.autocast():
+                    logits = self.network.logits(spectra, kept).float().flatten(0, -2)
+                return self._loss(logits, targets[start : start + size]) / supervised
+
+            return Part(loss, batch.seed + start)
+
         size = micro_batch_size(indices)
-        self.optimiser.zero_grad()
-        total = 0.0
-        for start in range(0, len(indices), size):
-            spectra = self.source.pixels[indices[start : start + size]]
-            with compute.autocast():
-                logits = self.network.logits(spectra, kept).float().flatten(0, -2)
-            loss = self._loss(logits, targets[start : start + size]) / supervised
-            loss.backward()
-            total += float(loss.detach())
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip_norm)
+        total = self.gradients.backward([part(start) for start in range(0, len(indices), size)])
+        torch.nn.utils.clip_grad_norm_(self.gradients.weights, recipe.clip_norm)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self.optimiser.step()

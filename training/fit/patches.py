@@ -13,9 +13,10 @@ from hyperscene.training.data.datasets import LabelledScene
 from hyperscene.training.data.splits import Pixels
 from hyperscene.training.fit.recipes import Recipe
 
-# Attention matrices of 8 whole patches (8 x 4 heads x 256 x 256 floats) stay in a 32 MB L3 cache; those of 64 do not.
-# AMD EPYC, 2 cores, forward and backward: about 40 patches/s at 64, 108 at 16, 91 to 113 at 8, 80 at 2.
-CPU_TOKENS_AT_ONCE = 8 * 256
+# Attention matrices of 4 whole patches per core (4 x 4 heads x 256 x 256 floats) stay in a 32 MB L3 cache; those of 64
+# do not. A batch of `strong` makes two micro-batches, one per core. With four of half the size, a step takes 1.4 times
+# the processor time (AMD EPYC, 2 cores).
+CPU_TOKENS_AT_ONCE = 4 * 256
 CUDA_PREDICT_BATCH = 256
 # An epoch over the whole scene: one patch for so many of its pixels.
 PIXELS_PER_PATCH = 16
