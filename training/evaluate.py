@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hyperscene.errors import LabelsUnusable
 from hyperscene.model.bundle import Bundle, Manifest, run_graph
 from hyperscene.service.mapping.band_view import PixelRows, fit_bands, match_manifest
-from hyperscene.service.mapping.engines import make_engine
+from hyperscene.service.mapping.engines import Engine, make_engine
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.strip_mapper import StripMapper, plan_scene
 from hyperscene.training.data.datasets import LabelledFiles, LabelledScene, load_labelled_scene
@@ -150,11 +150,13 @@ class ArraySource:
         return PixelRows(top, self.pixels.cube[top:bottom], self.pixels.valid[top:bottom])
 
 
-def map_array(bundle: Bundle, pixels: PixelRows, options: MapOptions) -> NDArray[np.uint16]:
-    """The class map (rows, cols) of a whole scene in memory."""
+def map_array(
+    bundle: Bundle, pixels: PixelRows, options: MapOptions, engine: Engine | None = None
+) -> NDArray[np.uint16]:
+    """The class map (rows, cols) of a whole scene in memory, by the fastest engine if none is given."""
     rows, cols = pixels.valid.shape
     options = options.settled(bundle.manifest, cols)
-    engine = make_engine(bundle)
+    engine = engine or make_engine(bundle)
     plan = plan_scene(rows, cols, bundle.manifest, options, engine.batch)
     mapper = StripMapper(engine, bundle.manifest, plan, options.blend)
     return np.concatenate([strip.classes for strip in mapper.map_source(ArraySource(pixels), plan.strips)])

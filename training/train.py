@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -10,19 +11,24 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import onnx
+from numpy.typing import NDArray
 
 from hyperscene.errors import OptionsUnusable, OutputUnwritable
 from hyperscene.model.architecture import Head, ModelConfig, Positions
 from hyperscene.model.attention import Normalise, Squaring
-from hyperscene.model.bundle import Bundle, open_session
+from hyperscene.model.bundle import Bundle, open_session, parse_bundle
+from hyperscene.service.mapping.band_view import PixelRows
+from hyperscene.service.mapping.engines import open_engine
+from hyperscene.service.mapping.options import MapOptions
 from hyperscene.training.baselines import score_baselines
 from hyperscene.training.data.datasets import LabelledFiles, LabelledScene, load_labelled_scene
-from hyperscene.training.data.splits import Split, SplitName, draw_some, split_labels, split_warnings
-from hyperscene.training.evaluate import Scores, classify_pixels, score, score_line, score_table
+from hyperscene.training.data.splits import Pixels, Split, SplitName, draw_some, split_labels, split_warnings
+from hyperscene.training.evaluate import Scores, classify_pixels, map_array, score, score_line, score_table
 from hyperscene.training.fit.checkpoints import require_checkpoint
 from hyperscene.training.fit.compute import Compute, choose_compute
 from hyperscene.training.fit.cross_validation import CrossValidation, advice, validation_lines
-from hyperscene.training.fit.export import export_graph, require_onnxruntime, write_bundle
+from hyperscene.training.fit.export import bundle_content, export_graph, require_onnxruntime, write_bundle
 from hyperscene.training.fit.network import EpochReport, FitOptions, Fitted, fit
 from hyperscene.training.fit.recipes import RECIPES, Recipe, separation_px
 
@@ -168,14 +174,24 @@ def train(
     scores, baselines = None, {}
     if len(tested):
         say(f"scoring {len(tested)} test pixels")
-        session = open_session(graph.SerializeToString(), options.output.name)
-        predicted = classify_pixels(session, scene.cube, tested, config.patch_px)
+        predicted = _predict(graph, fitted, scene, tested)
         scores = score(scene.labels[tuple(tested.T)], predicted, class_names)
         baselines = score_baselines(scene, split.train, tested, options.seed) if options.baselines else {}
     record = _record(options, scene, split, config, recipe, compute, fitted, scores)
     bundle = write_bundle(graph, fitted, scene, options.name or options.output.stem, record, options.output)
     options.checkpoint.unlink(missing_ok=True)
     return Trained(bundle, scores, fitted.validation, baselines, scene)
+
+
+def _predict(graph: onnx.ModelProto, fitted: Fitted, scene: LabelledScene, tested: Pixels) -> NDArray[np.integer]:
+    """Classes of the pixels in the map that the service would deliver; by the paper's heads one patch per pixel."""
+    config = fitted.network.config
+    if config.head != "token":
+        session = open_session(graph.SerializeToString(), "the exported graph")
+        return classify_pixels(session, scene.cube, tested, config.patch_px)
+    draft = parse_bundle(bundle_content(copy.deepcopy(graph), fitted, scene, "draft", {}), Path("draft.onnx"))
+    pixels, engine = PixelRows(0, scene.cube, scene.valid), open_engine(draft, "cpu", threads=0, batch=0)
+    return map_array(draft, pixels, MapOptions(), engine)[tuple(tested.T)]
 
 
 def require_writable(output: Path, option: str = "-o", name: str = "bundle.onnx") -> None:
@@ -245,6 +261,7 @@ def _record(
     """The `training` record of the manifest; it contains everything that determines the split."""
     rows, cols, bands = scene.cube.shape
     class_names = tuple(entry.name for entry in scene.legend)
+    scored_by = "map" if config.head == "token" else "patches"
     return {
         **({"description": options.description} if options.description else {}),
         "data": {
@@ -272,7 +289,7 @@ def _record(
         "recipe": asdict(recipe),
         "precision": compute.precision,
         "chosen": None if fitted.propagation is None else fitted.propagation.record(),
-        **({} if scores is None else {"scores": scores.record()}),
+        **({} if scores is None else {"scores": scores.record(), "scored_by": scored_by}),
         **({} if fitted.validation is None else {"cross_validation": fitted.validation.record(class_names)}),
         "code_version": version("hyperscene"),
     }

@@ -133,12 +133,10 @@ def write_bundle(
     output: Path,
 ) -> Bundle:
     """Add the manifest and the digest, write the file, and load it as the service does; never leaves a partial file."""
-    manifest = _describe(graph.SerializeToString(), fitted, scene, name, training)
-    # In the order of its fields, so that the same training gives the same bytes.
-    onnx.helper.set_model_props(graph, {MANIFEST_KEY: manifest.model_dump_json()})
     unfinished = output.with_name(output.name + ".part")
+    content = bundle_content(graph, fitted, scene, name, training)
     try:
-        unfinished.write_bytes(sealed(graph.SerializeToString()))
+        unfinished.write_bytes(content)
         load_bundle(unfinished)
         unfinished.replace(output)
     except OSError as error:
@@ -146,6 +144,16 @@ def write_bundle(
     finally:
         unfinished.unlink(missing_ok=True)
     return load_bundle(output)
+
+
+def bundle_content(
+    graph: onnx.ModelProto, fitted: Fitted, scene: LabelledScene, name: str, training: dict[str, Any]
+) -> bytes:
+    """The bytes of a bundle's file: the graph with manifest and digest."""
+    manifest = _describe(graph.SerializeToString(), fitted, scene, name, training)
+    # In the order of its fields, so that the same training gives the same bytes.
+    onnx.helper.set_model_props(graph, {MANIFEST_KEY: manifest.model_dump_json()})
+    return sealed(graph.SerializeToString())
 
 
 def _describe(content: bytes, fitted: Fitted, scene: LabelledScene, name: str, training: dict[str, Any]) -> Manifest:

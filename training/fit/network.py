@@ -37,7 +37,7 @@ from hyperscene.training.fit.recipes import Recipe, learning_rate
 
 CPU = Compute()
 CALIBRATION_PIXELS = 256  # whose confidence is compared with that of the pseudo-labels
-VALIDATIONS = 20  # validation accuracies reported over a run
+VALIDATIONS = 5  # validation accuracies reported over a run
 
 
 @dataclass(frozen=True)
