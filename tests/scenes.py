@@ -11,7 +11,8 @@ from rasterio.transform import Affine, from_origin
 
 from hyperscene.service.mapping.gdal import ignore_missing_georeference
 from hyperscene.training.data.classes import FileLegend
-from hyperscene.training.data.datasets import Cube, LabelledScene, Labels, label_cube
+from hyperscene.training.data.datasets import Cube, LabelledScene, label_cube
+from hyperscene.training.data.label_files import Labels
 
 UTM = CRS.from_epsg(32633)
 GRID = from_origin(380_000, 5_820_000, 30, 30)

@@ -128,7 +128,7 @@ def score_bundle(bundle: Bundle, files: LabelledFiles, options: MapOptions | Non
     scene = load_labelled_scene(files)
     truth = _bundle_classes(scene, manifest)
     is_tested = truth > 0
-    trained = _training_pixels(scene, manifest)
+    trained = _training_pixels(scene, manifest, files)
     is_tested[tuple(trained.T)] = False
     if not is_tested.any():
         raise LabelsUnusable(
@@ -188,10 +188,15 @@ def _bundle_classes(scene: LabelledScene, manifest: Manifest) -> NDArray[np.int6
     return table[scene.labels]
 
 
-def _training_pixels(scene: LabelledScene, manifest: Manifest) -> NDArray[np.int64]:
+def _training_pixels(scene: LabelledScene, manifest: Manifest, files: LabelledFiles) -> NDArray[np.int64]:
     """The pixels that the bundle was trained on; none if it was trained on another scene or other labels."""
     record = manifest.training
-    if record.get("data", {}).get("digest") != scene.digest:
+    data = record.get("data", {})
+    if "mosaic" in data:  # it learned from windows of a large scene
+        learned = load_labelled_scene(files, in_windows=True)
+        is_same = learned.digest == data["digest"]
+        return learned.places(np.argwhere(learned.labels > 0)) if is_same else np.empty((0, 2), np.int64)
+    if data.get("digest") != scene.digest:
         return np.empty((0, 2), np.int64)
     split = record["split"]
     drawn = split_labels(

@@ -141,7 +141,7 @@ def train(
     require_onnxruntime()
     if options.resume:
         require_checkpoint(options.checkpoint)
-    scene = load_labelled_scene(options.files)
+    scene = load_labelled_scene(options.files, in_windows=options.split == "none" and recipe.pseudo_labels)
     config = _config(options, scene, recipe)
     recipe = replace(recipe, head=config.head, spectral_path=config.spectral_path, dropout=config.dropout)
     if options.dropout is not None:
@@ -240,10 +240,11 @@ def _config(options: TrainOptions, scene: LabelledScene, recipe: Recipe) -> Mode
 
 
 def _summary(scene: LabelledScene, split: Split) -> str:
-    rows, cols, bands = scene.cube.shape
+    (rows, cols), bands = scene.size, scene.cube.shape[-1]
     size = f"{scene.name}: {rows} x {cols} x {bands}, {len(scene.legend)} classes"
     if split.name == "none":
-        return f"{size}; learning from all {len(split.train)} labelled pixels"
+        where = "" if scene.mosaic is None else f", in {scene.mosaic}"
+        return f"{size}; learning from all {len(split.train)} labelled pixels{where}"
     counts = f"{len(split.train)} training, {len(split.validation)} validation, {len(split.test)} test pixels"
     return f"{size}; {split.name} split: {counts}"
 
@@ -259,7 +260,7 @@ def _record(
     scores: Scores | None,
 ) -> dict[str, Any]:
     """The `training` record of the manifest; it contains everything that determines the split."""
-    rows, cols, bands = scene.cube.shape
+    (rows, cols), bands = scene.size, scene.cube.shape[-1]
     class_names = tuple(entry.name for entry in scene.legend)
     scored_by = "map" if config.head == "token" else "patches"
     return {
@@ -272,6 +273,7 @@ def _record(
             "bands": bands,
             "label_values": [entry.value for entry in scene.legend] if scene.has_values else None,
             "digest": scene.digest,
+            **({} if scene.mosaic is None else {"mosaic": scene.mosaic.record()}),
             **{key: value for key, value in (("sensor", scene.sensor), ("acquired", scene.acquired)) if value},
         },
         "split": {

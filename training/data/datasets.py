@@ -1,4 +1,4 @@
-"""Labelled scenes: files, products and cubes, with labels from rasters, arrays, vector files or tables."""
+"""Labelled scenes: the pixels of a file or product with their labels, and the statistics that a bundle stores."""
 
 from __future__ import annotations
 
@@ -9,36 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import rasterio
 from numpy.typing import NDArray
 from rasterio.crs import CRS
 from rasterio.transform import Affine
-from rasterio.warp import transform as transform_points
 from scipy import ndimage
 
 from hyperscene.errors import LabelsUnusable, SceneUnusable
 from hyperscene.model.spectra import Wavelengths
 from hyperscene.service.mapping.band_view import LARGEST_VALUE
-from hyperscene.service.mapping.gdal import ignore_missing_georeference
 from hyperscene.service.mapping.products.masks import parse_masks
 from hyperscene.service.mapping.products.product import ReadOptions
-from hyperscene.service.mapping.scenes import DEFAULT_OPTIONS, open_scene, read_cube
+from hyperscene.service.mapping.scenes import Scene, open_scene, read_cube
 from hyperscene.training.data import classes
-from hyperscene.training.data.arrays import read_array
-from hyperscene.training.data.swath_labels import GroundGrid, ground_grid
-from hyperscene.training.data.vector_labels import (
-    TABLE_SUFFIX,
-    TRANSFORM_ERRORS,
-    VECTOR_SUFFIXES,
-    Grid,
-    draw_labels,
-)
+from hyperscene.training.data.label_files import ARRAY_SUFFIXES, Labels, SceneGrid, list_labels
+from hyperscene.training.data.large_scenes import is_large, read_windows
+from hyperscene.training.data.mosaic import Mosaic
+from hyperscene.training.data.swath_labels import ground_grid
 
-ARRAY_SUFFIXES = (".mat", ".npy")
-ANY_CRS = CRS.from_epsg(3857)  # source and target where coordinates are compared without reprojection
 RANGE_PIXELS = 20_000  # sample from which the value range is estimated
-# Grids whose corners differ by less are the same grid.
-GRID_TOLERANCE_PX = 0.1
 
 
 @dataclass(frozen=True)
@@ -70,16 +58,7 @@ class Cube:
     warnings: tuple[str, ...] = ()
     sensor: str | None = None
     acquired: str | None = None
-    ground: GroundGrid | None = None  # of a scene in sensor geometry
-
-
-@dataclass(frozen=True)
-class Labels:
-    """Labels on a scene's grid, as their file has them."""
-
-    values: NDArray[np.int64]  # (rows, cols), 0 for none
-    in_file: classes.FileLegend
-    shapes: NDArray[np.int32] | None = None  # (rows, cols): which shape of a vector file, from 1
+    mosaic: Mosaic | None = None  # where the pixels lie, if they are windows of a large scene
 
 
 @dataclass(frozen=True)
@@ -103,6 +82,28 @@ class LabelledScene:
     warnings: tuple[str, ...] = ()
     sensor: str | None = None
     acquired: str | None = None
+    mosaic: Mosaic | None = None  # where the pixels lie, if they are windows of a large scene
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows and columns of the whole scene."""
+        return self.valid.shape if self.mosaic is None else (self.mosaic.scene_rows, self.mosaic.scene_cols)
+
+    @property
+    def typical(self) -> NDArray[np.bool_]:
+        """Valid pixels (rows, cols) that are drawn from the whole scene."""
+        return _typical(self.valid, self.mosaic)
+
+    def places(self, pixels: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where pixels (n, 2) lie in the whole scene."""
+        return pixels if self.mosaic is None else self.mosaic.places(pixels)
+
+    def patch_centers(self, patch_px: int) -> NDArray[np.bool_]:
+        """Valid pixels (rows, cols) round which the scene has a patch."""
+        if self.mosaic is None:
+            return self.valid
+        centers = self.valid & self.mosaic.holds_patch(patch_px)
+        return centers if centers.any() else self.valid
 
     @cached_property
     def digest(self) -> str:
@@ -116,19 +117,40 @@ class LabelledScene:
         return (self.cube[index] - self.band_mean) / self.band_std
 
 
-def load_labelled_scene(files: LabelledFiles) -> LabelledScene:
-    """Read a scene and its labels; refuses data that cannot be used for training."""
+def load_labelled_scene(files: LabelledFiles, *, in_windows: bool = False) -> LabelledScene:
+    """Read a scene and its labels; refuses data that cannot be used for training.
+
+    With `in_windows`, a large scene is not read as a whole, but as a mosaic of windows.
+    """
     options = ReadOptions(parse_masks(files.mask), files.wavelengths, files.variable)
-    cube = load_cube(files.scene, options, files.nan_is_nodata)
-    labels = load_labels(files.labels, cube, files.class_field, files.label_variable)
-    return label_cube(cube, labels, files.classes)
+    scene = open_scene(files.scene, options=options)
+    bands = len(scene.bands)
+    grid = SceneGrid(scene.name, (scene.rows, scene.cols, bands), scene.crs, scene.transform, ground_grid(scene))
+    if in_windows and is_large(scene):
+        listed = list_labels(files.labels, grid, files.class_field, files.label_variable)
+        read = read_windows(scene, listed)
+        cube = _cube(files, scene, read.values, read.valid)
+        missing = f"{read.left_out} labels were left out: their places do not fit into memory" * (read.left_out > 0)
+        cube = replace(cube, mosaic=read.mosaic, warnings=tuple(filter(None, (*cube.warnings, missing))))
+        return label_cube(cube, read.labels, files.classes)
+    cube = _cube(files, scene, *read_cube(scene))
+    labels = list_labels(files.labels, grid, files.class_field, files.label_variable)
+    return label_cube(cube, labels.on_grid(cube.valid.shape), files.classes)
 
 
-def load_cube(path: Path, options: ReadOptions = DEFAULT_OPTIONS, nan_is_nodata: bool = False) -> Cube:
-    """Read a whole scene; NaN that is not declared as no data is refused unless `nan_is_nodata`."""
-    scene = open_scene(path, options=options)
-    values, valid = read_cube(scene)
-    cube = Cube(
+def _cube(files: LabelledFiles, scene: Scene, values: NDArray[np.float32], valid: NDArray[np.bool_]) -> Cube:
+    """The pixels that were read; NaN that is not declared as no data is refused unless `nan_is_nodata`."""
+    path = files.scene
+    declared = any(value is not None and np.isnan(value) for value in scene.nodata)
+    broken = ~np.isfinite(values).all(axis=-1)
+    if broken.any() and not (declared or files.nan_is_nodata):
+        raise SceneUnusable(
+            f"{path.name} has NaN or infinite values in {int(broken.sum())} pixels and does not declare them as no "
+            "data: add --nan-is-nodata to leave those pixels out, or fix the file"
+        )
+    if not valid.any():
+        raise SceneUnusable(f"{path.name} has no valid pixel: check its no-data value")
+    return Cube(
         name=scene.name,
         values=values,
         valid=valid,
@@ -140,114 +162,7 @@ def load_cube(path: Path, options: ReadOptions = DEFAULT_OPTIONS, nan_is_nodata:
         warnings=() if path.suffix.lower() in ARRAY_SUFFIXES else scene.warnings,
         sensor=scene.sensor,
         acquired=scene.acquired,
-        ground=ground_grid(scene),
     )
-    declared = any(value is not None and np.isnan(value) for value in scene.nodata)
-    broken = ~np.isfinite(cube.values).all(axis=-1)
-    if broken.any() and not (declared or nan_is_nodata):
-        raise SceneUnusable(
-            f"{path.name} has NaN or infinite values in {int(broken.sum())} pixels and does not declare them as no "
-            "data: add --nan-is-nodata to leave those pixels out, or fix the file"
-        )
-    if not cube.valid.any():
-        raise SceneUnusable(f"{path.name} has no valid pixel: check its no-data value")
-    return cube
-
-
-def load_labels(path: Path, cube: Cube, class_field: str | None, variable: str | None) -> Labels:
-    """The labels of a file on the scene's grid."""
-    rows, cols, _ = cube.values.shape
-    suffix = path.suffix.lower()
-    if cube.ground is not None and suffix not in ARRAY_SUFFIXES and _is_on_ground(path, cube.ground):
-        return _from_ground(load_labels(path, _ground_cube(cube, cube.ground), class_field, variable), cube)
-    if suffix in (*VECTOR_SUFFIXES, TABLE_SUFFIX):
-        drawn = draw_labels(path, class_field, Grid((rows, cols), cube.crs, cube.transform))
-        in_file = classes.FileLegend(drawn.names, {}, are_names_fixed=bool(drawn.names))
-        return Labels(drawn.values.astype(np.int64), in_file, drawn.shapes)
-    if suffix in ARRAY_SUFFIXES:
-        wanted = "labels (rows x cols)"
-        labels = read_array(
-            path, variable, "--label-variable", wanted, lambda found: len(found) == 2 and min(found) > 0
-        )
-        _require_same_size(path, labels.shape, cube)
-        return Labels(_whole_numbers(path, labels), classes.FileLegend({}, {}))
-    return _read_label_raster(path, cube)
-
-
-def _is_on_ground(path: Path, ground: GroundGrid) -> bool:
-    """Whether labels are shapes, or a raster of the size of a swath's map."""
-    if path.suffix.lower() in (*VECTOR_SUFFIXES, TABLE_SUFFIX):
-        return True
-    grid = open_scene(path)
-    return (grid.rows, grid.cols) == ground.pixels.shape and grid.is_georeferenced
-
-
-def _ground_cube(cube: Cube, ground: GroundGrid) -> Cube:
-    """The size and georeference of a swath's map, for its labels."""
-    values = np.broadcast_to(np.float32(0), (*ground.pixels.shape, 1))
-    return replace(cube, values=values, crs=ground.crs, transform=ground.transform, ground=None)
-
-
-def _from_ground(labels: Labels, cube: Cube) -> Labels:
-    assert cube.ground is not None
-    shape = cube.valid.shape
-    shapes = None if labels.shapes is None else cube.ground.to_swath(labels.shapes, shape)
-    return replace(labels, values=cube.ground.to_swath(labels.values, shape), shapes=shapes)
-
-
-def _read_label_raster(path: Path, cube: Cube) -> Labels:
-    grid = open_scene(path)  # with the same checks as for scenes
-    if len(grid.bands) != 1:
-        raise LabelsUnusable(f"{path.name} has {len(grid.bands)} bands; labels must be one band of class values")
-    _require_same_size(path, (grid.rows, grid.cols), cube)
-    _require_same_grid(path, grid.crs, grid.transform, cube)
-    with ignore_missing_georeference(), rasterio.open(grid.path, driver=grid.driver) as dataset:
-        values, nodata = dataset.read(1), dataset.nodata
-        legend = classes.read_file_legend(grid.path, dataset)
-    if nodata is not None:
-        values = np.where(np.isnan(values) if np.isnan(nodata) else values == nodata, 0, values)
-    return Labels(_whole_numbers(path, values), legend)
-
-
-def _require_same_size(path: Path, found: tuple[int, ...], cube: Cube) -> None:
-    rows, cols, _ = cube.values.shape
-    if found == (rows, cols):
-        return
-    hint = "resample the labels to the scene's grid"
-    if found == cube.values.shape[1:]:
-        hint = "the first axis of the cube seems to be the bands; save it as rows x cols x bands"
-    raise LabelsUnusable(f"{path.name} is {found[0]} x {found[1]} and {cube.name} {rows} x {cols} pixels: {hint}")
-
-
-def _require_same_grid(path: Path, crs: CRS | None, transform: Affine, cube: Cube) -> None:
-    """Refuse labels of the same size at other coordinates; a CRS may be written in two ways."""
-    if cube.transform is None or Affine.identity() in (transform, cube.transform):
-        return  # one of both is not georeferenced
-    source, target = (crs, cube.crs) if crs is not None and cube.crs is not None else (ANY_CRS, ANY_CRS)
-    rows, cols, _ = cube.values.shape
-    corners = [(0, 0), (cols, 0), (0, rows)]
-    try:
-        points = zip(
-            *transform_points(source, target, *zip(*(transform @ c for c in corners), strict=True)), strict=True
-        )
-        found = np.array([~cube.transform @ point for point in points])
-    except TRANSFORM_ERRORS:
-        found = np.full((3, 2), np.inf)
-    if not (np.abs(found - corners) <= GRID_TOLERANCE_PX).all():
-        raise LabelsUnusable(
-            f"{path.name} has the scene's size but other coordinates: its corner is {found[0][1]:.1f} rows and "
-            f"{found[0][0]:.1f} columns off; resample the labels to the scene's grid"
-        )
-
-
-def _whole_numbers(path: Path, values: NDArray[Any]) -> NDArray[np.int64]:
-    values = np.nan_to_num(values) if values.dtype.kind == "f" else values
-    whole = values.astype(np.int64)
-    if (whole != values).any() or (whole < 0).any() or (whole > 65535).any():
-        raise LabelsUnusable(
-            f"{path.name} contains values that are not classes: use 0 for no label and 1 to 65535 for classes"
-        )
-    return whole
 
 
 def label_cube(cube: Cube, given: Labels, class_names: str | None = None) -> LabelledScene:
@@ -270,10 +185,11 @@ def label_cube(cube: Cube, given: Labels, class_names: str | None = None) -> Lab
     legend = classes.make_legend(values, in_file, class_names)
     unused = sorted(set(in_file.names) - set(values)) if class_names is None else []
     warnings += [f"class {in_file.names[value]!r} of the label file has no pixel and was left out" for value in unused]
-    known = cube.values[cube.valid]  # (pixels, bands)
-    if np.abs(known).max() > LARGEST_VALUE:
+    known = cube.values[_typical(cube.valid, cube.mosaic)]  # (pixels, bands)
+    largest = max(abs(float(known.max())), abs(float(known.min())))
+    if largest > LARGEST_VALUE:
         raise SceneUnusable(
-            f"{cube.name} has values as large as {np.abs(known).max():.1e}, which no sensor measures: declare them "
+            f"{cube.name} has values as large as {largest:.1e}, which no sensor measures: declare them "
             "as the file's no-data value"
         )
     mean = known.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -297,7 +213,14 @@ def label_cube(cube: Cube, given: Labels, class_names: str | None = None) -> Lab
         warnings=tuple(warnings),
         sensor=cube.sensor,
         acquired=cube.acquired,
+        mosaic=cube.mosaic,
     )
+
+
+def _typical(valid: NDArray[np.bool_], mosaic: Mosaic | None) -> NDArray[np.bool_]:
+    """Valid pixels that show what is common in a scene: not those that were read for their labels."""
+    drawn = valid if mosaic is None else valid & mosaic.is_random()
+    return drawn if drawn.any() else valid
 
 
 def label_clusters(labels: NDArray[np.int64], shapes: NDArray[np.int32] | None) -> NDArray[np.int32]:

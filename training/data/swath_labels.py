@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +21,6 @@ class GroundGrid:
     crs: CRS | None
     transform: Affine
     pixels: NDArray[np.int64]  # (rows, cols): row * cols + col of the scene; below 0 there is none
-
-    def to_swath(self, labels: NDArray[Any], shape: tuple[int, int]) -> NDArray[Any]:
-        """Labels of the sensor's pixels (rows, cols): that of a cell which shows the pixel, if there are several."""
-        found = np.zeros(shape, labels.dtype)
-        is_known = (self.pixels >= 0) & (labels != 0)
-        found.ravel()[self.pixels[is_known]] = labels[is_known]
-        return found
 
 
 def ground_grid(scene: Scene) -> GroundGrid | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ TRANSFORM_ERRORS = (RasterioError, CPLE_BaseError)
 # GEOS type ids
 POINTS, LINES, POLYGONS = (0, 4), (1, 2, 5), (3, 6)
 WGS84 = CRS.from_epsg(4326)
+BLOCK_PX = 1024  # shapes are drawn in blocks of so many rows and columns, so that memory does not grow with the scene
 # Names of columns with coordinates, in lower case; rows and columns count from 0.
 COORDINATE_COLUMNS = (("lon", "lat"), ("longitude", "latitude"), ("x", "y"), ("easting", "northing"), ("col", "row"))
 
@@ -41,10 +43,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class DrawnLabels:
-    """Labels on the scene's grid."""
+    """Labelled pixels of the scene's grid."""
 
-    values: NDArray[np.uint16]  # (rows, cols), 0 for none
-    shapes: NDArray[np.int32]  # (rows, cols): which shape of the file, from 1
+    places: NDArray[np.int64]  # (n, 2): row, col
+    values: NDArray[np.uint16]  # (n)
+    shapes: NDArray[np.int32]  # (n): which shape of the file, from 1
     names: dict[int, str]  # by value, if the field holds names rather than numbers
 
 
@@ -67,10 +70,17 @@ def draw_labels(path: Path, class_field: str | None, grid: Grid) -> DrawnLabels:
     is_numbered = features.attributes.dtype.kind in "iu"
     of_name = _numbered_classes(path, features.attributes) if is_numbered else _named_classes(features.attributes)
     classes = np.array([of_name[str(attribute).strip()] for attribute in features.attributes], np.uint16)
-    numbers = _draw_shapes(path, shapes, classes, grid.shape, transform)
-    values = np.concatenate([[0], classes]).astype(np.uint16)[numbers]
+    places, numbers = [np.empty((0, 2), np.int64)], [np.empty(0, np.int32)]
+    for corner, chosen in _blocks(shapes, grid.shape, transform).items():
+        drawn = _draw_shapes(path, shapes[chosen], classes[chosen], corner, grid.shape, transform)
+        inside = np.argwhere(drawn)
+        places.append(inside + corner)
+        numbers.append(chosen[drawn[tuple(inside.T)] - 1].astype(np.int32))
+    found, of_shape = np.concatenate(places), np.concatenate(numbers)
+    values = classes[of_shape]
     _require_every_class(path, values, of_name)
-    return DrawnLabels(values, numbers, {} if is_numbered else {value: name for name, value in of_name.items()})
+    names = {} if is_numbered else {value: name for name, value in of_name.items()}
+    return DrawnLabels(found, values, of_shape + np.int32(1), names)
 
 
 def _is_table(path: Path) -> bool:
@@ -106,20 +116,50 @@ def _named_classes(attributes: NDArray[Any]) -> dict[str, int]:
     return {name: value for value, name in enumerate(sorted(names), start=1)}
 
 
+def _blocks(shapes: NDArray[Any], size: tuple[int, int], transform: Affine) -> dict[tuple[int, int], NDArray[np.int64]]:
+    """The blocks of the scene that shapes may touch, by their first row and column, with the numbers of the shapes."""
+    import shapely
+
+    x, y = shapely.bounds(shapes)[:, [0, 0, 2, 2]], shapely.bounds(shapes)[:, [1, 3, 1, 3]]  # of four corners
+    inverse = ~transform
+    found: dict[tuple[int, int], list[int]] = {}
+    known = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
+    cols, rows = inverse.a * x + inverse.b * y + inverse.c, inverse.d * x + inverse.e * y + inverse.f
+    for number in np.flatnonzero(known):
+        ranges = []
+        for values, limit in ((rows[number], size[0]), (cols[number], size[1])):
+            low, high = np.clip([values.min() - 1, values.max() + 1], -1, limit)
+            ranges.append(range(max(int(low), 0) // BLOCK_PX, max(math.ceil(high), 0) // BLOCK_PX + 1))
+        for row in ranges[0]:
+            for col in ranges[1]:
+                found.setdefault((row * BLOCK_PX, col * BLOCK_PX), []).append(int(number))
+    inside = {
+        corner: np.array(chosen) for corner, chosen in found.items() if corner[0] < size[0] and corner[1] < size[1]
+    }
+    return dict(sorted(inside.items()))
+
+
 def _draw_shapes(
-    path: Path, shapes: NDArray[Any], classes: NDArray[np.uint16], size: tuple[int, int], transform: Affine
+    path: Path,
+    shapes: NDArray[Any],
+    classes: NDArray[np.uint16],
+    corner: tuple[int, int],
+    size: tuple[int, int],
+    transform: Affine,
 ) -> NDArray[np.int32]:
-    """The number of the shape, from 1, that covers each pixel; refuses pixels with two classes."""
-    claims = np.zeros(size, np.int32)  # classes of each pixel
+    """The number of the shape, from 1, that covers each pixel of a block; refuses pixels with two classes."""
+    block = min(BLOCK_PX, size[0] - corner[0]), min(BLOCK_PX, size[1] - corner[1])
+    transform = transform * Affine.translation(corner[1], corner[0])
+    claims = np.zeros(block, np.int32)  # classes of each pixel
     for value in np.unique(classes):
-        claims += _burn(shapes, (classes == value).astype(np.int32), size, transform)
+        claims += _burn(shapes, (classes == value).astype(np.int32), block, transform)
     if (claims > 1).any():
-        row, col = np.argwhere(claims > 1)[0]
+        row, col = np.argwhere(claims > 1)[0] + corner
         raise LabelsUnusable(
             f"{int((claims > 1).sum())} pixels lie in shapes of two classes in {path.name}, the first at row {row}, "
             f"column {col}: correct the shapes so that they do not overlap"
         )
-    return _burn(shapes, np.arange(1, len(shapes) + 1, dtype=np.int32), size, transform)
+    return _burn(shapes, np.arange(1, len(shapes) + 1, dtype=np.int32), block, transform)
 
 
 def _burn(
@@ -140,7 +180,7 @@ def _burn(
 
 
 def _require_every_class(path: Path, labels: NDArray[np.uint16], values: dict[str, int]) -> None:
-    if not labels.any():
+    if not len(labels):
         raise LabelsUnusable(f"no shape of {path.name} covers a pixel of the scene: check that both show the same area")
     for name, value in values.items():
         if not (labels == value).any():

@@ -65,7 +65,7 @@ def propagate_labels(scene: LabelledScene, split: Split, seed: int) -> PseudoLab
     classifiers = fit_base_classifiers(features, labels.indices, labels.classes)
     uncalibrated = mean_probabilities(classifiers[:CLASSIFIERS_PER_FEATURES], UNCALIBRATED, class_count)
     class_shares = _class_shares(uncalibrated, scene, split)
-    targets = split.test if len(split.test) else np.argwhere(scene.valid)
+    targets = scene.places(split.test if len(split.test) else np.argwhere(scene.typical))
     settings = choose_settings(features, graph, labels, targets, class_shares, seed)
     temperatures = settings.base_temperatures  # two, or four with smoothed spectra
     prior = mean_probabilities(classifiers[: len(temperatures)], temperatures, class_count)
@@ -87,13 +87,15 @@ def propagate_labels(scene: LabelledScene, split: Split, seed: int) -> PseudoLab
 
 def _training_labels(scene: LabelledScene, split: Split) -> LabelledPixels:
     indices = np.ravel_multi_index((split.train[:, 0], split.train[:, 1]), scene.valid.shape)
-    return LabelledPixels(split.train, indices, scene.labels.ravel()[indices].astype(np.int64) - 1)
+    return LabelledPixels(scene.places(split.train), indices, scene.labels.ravel()[indices].astype(np.int64) - 1)
 
 
 def _class_shares(probabilities: Probabilities, scene: LabelledScene, split: Split) -> Probabilities:
     """Expected shares of the classes among the test pixels, or in the whole scene if there are none."""
     tested = np.ravel_multi_index((split.test[:, 0], split.test[:, 1]), scene.valid.shape)
-    shares: Probabilities = (probabilities[tested] if len(tested) else probabilities[scene.valid.ravel()]).mean(axis=0)
+    shares: Probabilities = (probabilities[tested] if len(tested) else probabilities[scene.typical.ravel()]).mean(
+        axis=0
+    )
     return shares
 
 

@@ -121,7 +121,7 @@ def fit(
         pseudo_labels = _propagate(scene, split, seed, options)
         _adapt_dropout(network, recipe, pseudo_labels, options)
     source = PatchSource(scene, config.patch_px, device)
-    supervision = _supervision(scene, split, recipe, pseudo_labels, device)
+    supervision = _supervision(scene, split, recipe, pseudo_labels, source)
     with gradient_pool(network, device) as gradients:
         trainer = Trainer(network, optimiser, gradients, source, supervision, recipe)
         for epoch in range(done, recipe.epochs):
@@ -145,7 +145,7 @@ def _calibrate(
     network: Transformer, source: PatchSource, scene: LabelledScene, pseudo_labels: PseudoLabels, seed: int
 ) -> float:
     """The temperature that makes the network as confident as pseudo-labels calibrated by cross-validation are."""
-    unlabelled = np.argwhere(scene.valid & (scene.labels == 0))
+    unlabelled = np.argwhere(scene.patch_centers(source.patch_px) & (scene.labels == 0))
     if not len(unlabelled):
         return 1.0
     sample = draw_some(unlabelled, CALIBRATION_PIXELS, seed)
@@ -172,14 +172,15 @@ def _adapt_dropout(network: Transformer, recipe: Recipe, pseudo_labels: PseudoLa
 
 
 def _supervision(
-    scene: LabelledScene, split: Split, recipe: Recipe, pseudo_labels: PseudoLabels | None, device: torch.device
+    scene: LabelledScene, split: Split, recipe: Recipe, pseudo_labels: PseudoLabels | None, source: PatchSource
 ) -> Supervision:
     """Pseudo-labels at random patches of the whole scene, or labels at patches round the training pixels."""
+    device, patch_px = source.pixels.device, source.patch_px
     if pseudo_labels is None:
         return Supervision(
             training_targets(scene, split).to(device), torch.from_numpy(split.train).to(device), len(split.train)
         )
-    everywhere = torch.from_numpy(np.argwhere(scene.valid)).to(device)
+    everywhere = torch.from_numpy(np.argwhere(scene.patch_centers(patch_px))).to(device)
     targets = torch.from_numpy(pseudo_labels.probabilities).to(device)
     return Supervision(targets, everywhere, patches_in_epoch(recipe, everywhere))
 

@@ -102,8 +102,8 @@ class PropagationSettings:
 class LabelledPixels:
     """Training pixels and their classes."""
 
-    positions: Pixels  # (n, 2): row, col
-    indices: NDArray[np.int64]  # (n), into the flattened scene
+    positions: Pixels  # (n, 2): row, col in the whole scene, for distances
+    indices: NDArray[np.int64]  # (n), into the pixels that are held in memory, flattened
     classes: NDArray[np.int64]  # (n), 0..K-1
 
     def __len__(self) -> int:
@@ -275,7 +275,8 @@ def _predict(
     if math.isinf(fidelity_weight) or not trials:
         return [prior[trial.held_out.indices] for prior, trial in zip(priors, trials, strict=True)]
     columns = np.stack(priors, axis=1).reshape(*graph.shape, -1)  # (rows, cols, trials * classes)
-    influence = graph.influence(labels.positions, fidelity_weight, columns)
+    on_graph = np.stack(np.unravel_index(labels.indices, graph.shape), axis=1)
+    influence = graph.influence(on_graph, fidelity_weight, columns)
     by_trial = np.split(influence.from_priors, len(trials), axis=1)
     return [
         predict_held_out(influence, from_prior, trial.sources, trial.held_out_numbers, labels.classes, class_count)

@@ -14,7 +14,8 @@ from scipy.io.matlab import MatReadError
 from hyperscene.errors import LabelsUnusable, SceneUnreadable, SceneUnusable
 from hyperscene.service.mapping.gdal import ignore_missing_georeference
 from hyperscene.service.mapping.scene_files import ENVI_SUFFIXES
-from hyperscene.training.data.datasets import ARRAY_SUFFIXES, LabelledFiles, LabelledScene, load_labelled_scene
+from hyperscene.training.data.datasets import LabelledFiles, LabelledScene, load_labelled_scene
+from hyperscene.training.data.label_files import ARRAY_SUFFIXES
 
 # The paper's protocol: these shares of every class train and validate, the other 98 % test.
 FRACTION = 0.01
