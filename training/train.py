@@ -21,6 +21,7 @@ from hyperscene.model.bundle import Bundle, open_session, parse_bundle
 from hyperscene.service.mapping.band_view import PixelRows
 from hyperscene.service.mapping.engines import open_engine
 from hyperscene.service.mapping.options import MapOptions
+from hyperscene.service.mapping.prefetch import StageClock
 from hyperscene.training.baselines import score_baselines
 from hyperscene.training.data.datasets import LabelledFiles, LabelledScene, load_labelled_scene
 from hyperscene.training.data.splits import Pixels, Split, SplitName, draw_some, split_labels, split_warnings
@@ -107,6 +108,7 @@ class Trained:
     validation: CrossValidation | None
     baselines: dict[str, Scores]
     scene: LabelledScene
+    seconds: dict[str, float]  # of each stage
 
     def report(self) -> list[str]:
         """How accurate the bundle is and what to do next, as lines of text."""
@@ -141,11 +143,30 @@ def train(
     require_onnxruntime()
     if options.resume:
         require_checkpoint(options.checkpoint)
-    scene = load_labelled_scene(options.files, in_windows=options.split == "none" and recipe.pseudo_labels)
+    clock = StageClock()
+    with clock.stage("reading"):
+        scene = load_labelled_scene(options.files, in_windows=options.split == "none" and recipe.pseudo_labels)
     config = _config(options, scene, recipe)
     recipe = replace(recipe, head=config.head, spectral_path=config.spectral_path, dropout=config.dropout)
     if options.dropout is not None:
         recipe = replace(recipe, spectra_only_dropout=options.dropout)
+    split = _split(options, scene, separation_px(config, recipe), say)
+    fitting = FitOptions(compute, options.checkpoint, options.resume, report, say, clock)
+    fitted = fit(scene, split, config, recipe, options.seed, fitting)
+    say("exporting and comparing with torch")
+    with clock.stage("export"):
+        graph = export_graph(fitted, scene)
+    with clock.stage("scoring"):
+        scores, baselines = _score(options, graph, fitted, scene, split, say)
+    record = _record(options, scene, split, config, recipe, compute, fitted, scores)
+    with clock.stage("export"):
+        bundle = write_bundle(graph, fitted, scene, options.name or options.output.stem, record, options.output)
+    options.checkpoint.unlink(missing_ok=True)
+    return Trained(bundle, scores, fitted.validation, baselines, scene, clock.seconds)
+
+
+def _split(options: TrainOptions, scene: LabelledScene, apart_px: int, say: Callable[[str], None]) -> Split:
+    """The split of the options; says what it is and what is missing."""
     assert options.split is not None
     split = split_labels(
         scene.labels,
@@ -153,7 +174,7 @@ def train(
         options.fraction or 0.0,
         options.val_fraction or 0.0,
         options.seed,
-        separation_px(config, recipe),
+        apart_px,
         options.train_pixels,
         options.per_class,
     )
@@ -166,21 +187,25 @@ def train(
     )
     for warning in (*scene.warnings, *shortages):
         say(f"warning: {warning}")
-    fitting = FitOptions(compute, options.checkpoint, options.resume, report, say)
-    fitted = fit(scene, split, config, recipe, options.seed, fitting)
-    say("exporting and comparing with torch")
-    graph = export_graph(fitted, scene)
+    return split
+
+
+def _score(
+    options: TrainOptions,
+    graph: onnx.ModelProto,
+    fitted: Fitted,
+    scene: LabelledScene,
+    split: Split,
+    say: Callable[[str], None],
+) -> tuple[Scores | None, dict[str, Scores]]:
+    """Scores of the network and of the baselines on the test pixels."""
     tested = draw_some(split.test, options.test_pixels, options.seed)
-    scores, baselines = None, {}
-    if len(tested):
-        say(f"scoring {len(tested)} test pixels")
-        predicted = _predict(graph, fitted, scene, tested)
-        scores = score(scene.labels[tuple(tested.T)], predicted, class_names)
-        baselines = score_baselines(scene, split.train, tested, options.seed) if options.baselines else {}
-    record = _record(options, scene, split, config, recipe, compute, fitted, scores)
-    bundle = write_bundle(graph, fitted, scene, options.name or options.output.stem, record, options.output)
-    options.checkpoint.unlink(missing_ok=True)
-    return Trained(bundle, scores, fitted.validation, baselines, scene)
+    if not len(tested):
+        return None, {}
+    say(f"scoring {len(tested)} test pixels")
+    class_names = tuple(entry.name for entry in scene.legend)
+    scores = score(scene.labels[tuple(tested.T)], _predict(graph, fitted, scene, tested), class_names)
+    return scores, score_baselines(scene, split.train, tested, options.seed) if options.baselines else {}
 
 
 def _predict(graph: onnx.ModelProto, fitted: Fitted, scene: LabelledScene, tested: Pixels) -> NDArray[np.integer]:

@@ -105,7 +105,9 @@ def run(options: argparse.Namespace) -> int:
                 progress.print_line("stopped during the first epoch; nothing was written")
             return INTERRUPTED
     print("\n".join(trained.report()))
-    print(f"{training.output}: {training.output.stat().st_size / 1e6:.2f} MB, self-check passed")
+    size_mb = training.output.stat().st_size / 1e6
+    stages = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in trained.seconds.items() if seconds >= 0.5)
+    print(f"{training.output}: {size_mb:.2f} MB, self-check passed; {time.time() - began:.0f} s ({stages})")
     sys.stdout.flush()
     return DONE
 

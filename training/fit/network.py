@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn import functional as F
 
 from hyperscene.model.architecture import ModelConfig, Transformer, predicting_tokens
+from hyperscene.service.mapping.prefetch import StageClock
 from hyperscene.training.data.datasets import LabelledScene
 from hyperscene.training.data.splits import Pixels, Split, draw_some
 from hyperscene.training.fit.base_classifiers import logistic_regression
@@ -37,6 +39,7 @@ from hyperscene.training.fit.recipes import Recipe, learning_rate
 
 CPU = Compute()
 CALIBRATION_PIXELS = 256  # whose confidence is compared with that of the pseudo-labels
+PROPAGATION, NETWORK = "label propagation", "network"  # stages
 VALIDATIONS = 5  # validation accuracies reported over a run
 
 
@@ -79,6 +82,7 @@ class FitOptions:
     resume: bool = False  # continue from the checkpoint
     report: Callable[[EpochReport], None] = lambda _: None
     say: Callable[[str], None] = lambda _: None
+    clock: StageClock = field(default_factory=StageClock)  # seconds of label propagation and of the network
     validates: bool = True  # report the accuracy on the validation pixels; nothing is decided by it
     propagate_labels: PropagateLabels = propagate_labels
 
@@ -118,27 +122,42 @@ def fit(
         done = checkpoint.load(network, optimiser) if options.resume else 0
     pseudo_labels = None
     if recipe.pseudo_labels:
-        pseudo_labels = _propagate(scene, split, seed, options)
+        with options.clock.stage(PROPAGATION):
+            pseudo_labels = _propagate(scene, split, seed, options)
         _adapt_dropout(network, recipe, pseudo_labels, options)
-    source = PatchSource(scene, config.patch_px, device)
-    supervision = _supervision(scene, split, recipe, pseudo_labels, source)
-    with gradient_pool(network, device) as gradients:
-        trainer = Trainer(network, optimiser, gradients, source, supervision, recipe)
-        for epoch in range(done, recipe.epochs):
-            began = time.perf_counter()
-            loss = trainer.run_epoch(epoch, seed, options.compute)
-            validation_oa = None
-            if options.validates and len(split.validation) and _is_due(epoch, recipe.epochs):
-                validation_oa = overall_accuracy(network, source, scene, split.validation)
-            if checkpoint is not None:
-                checkpoint.save(network, optimiser, epoch + 1)
-            options.report(EpochReport(epoch + 1, recipe.epochs, loss, validation_oa, time.perf_counter() - began))
-    if pseudo_labels is not None and not len(split.test):
-        temperature = _calibrate(network, source, scene, pseudo_labels, seed)
-    else:
-        truth = scene.labels[tuple(split.validation.T)].astype(np.int64) - 1
-        temperature = fit_temperature(centre_logits(network, source, split.validation), truth)
+    with options.clock.stage(NETWORK):
+        source = PatchSource(scene, config.patch_px, device)
+        supervision = _supervision(scene, split, recipe, pseudo_labels, source)
+        epochs = range(done, recipe.epochs)
+        options.say(f"training the network: {len(epochs)} epochs of {supervision.patches} patches")
+        with gradient_pool(network, device) as gradients:
+            trainer = Trainer(network, optimiser, gradients, source, supervision, recipe)
+            for epoch in epochs:
+                began = time.perf_counter()
+                loss = trainer.run_epoch(epoch, seed, options.compute)
+                validation_oa = None
+                if options.validates and len(split.validation) and _is_due(epoch, recipe.epochs):
+                    validation_oa = overall_accuracy(network, source, scene, split.validation)
+                if checkpoint is not None:
+                    checkpoint.save(network, optimiser, epoch + 1)
+                options.report(EpochReport(epoch + 1, recipe.epochs, loss, validation_oa, time.perf_counter() - began))
+        temperature = _temperature(network, source, scene, split, pseudo_labels, seed)
     return Fitted(network.cpu().eval(), temperature, pseudo_labels)
+
+
+def _temperature(
+    network: Transformer,
+    source: PatchSource,
+    scene: LabelledScene,
+    split: Split,
+    pseudo_labels: PseudoLabels | None,
+    seed: int,
+) -> float:
+    """The temperature from the validation pixels, or without test pixels from the pseudo-labels."""
+    if pseudo_labels is not None and not len(split.test):
+        return _calibrate(network, source, scene, pseudo_labels, seed)
+    truth = scene.labels[tuple(split.validation.T)].astype(np.int64) - 1
+    return fit_temperature(centre_logits(network, source, split.validation), truth)
 
 
 def _calibrate(
@@ -277,7 +296,8 @@ def overall_accuracy(network: Transformer, source: PatchSource, scene: LabelledS
 def fit_spectral_path(network: Transformer, scene: LabelledScene, train: Pixels, is_frozen: bool = True) -> None:
     """Fit the spectral path to the spectra of the training pixels, and set the classifier's weights to zero."""
     index = tuple(train.T)
-    weights, offsets = logistic_regression(scene.standardised(index), scene.labels[index], inverse_penalty=1.0)
+    with threadpool_limits(1):  # the matrices are so small that threads wait for each other
+        weights, offsets = logistic_regression(scene.standardised(index), scene.labels[index], inverse_penalty=1.0)
     path = network.spectral_path
     assert path is not None
     with torch.no_grad():
