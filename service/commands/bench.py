@@ -1,4 +1,4 @@
-"""`hyperscene bench`: mapping speed as ratios, which are stable on a busy machine."""
+"""`hyperscene bench`: mapping speed as ratios, which are stable on a busy machine; `bench train`: training speed."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ LABELS = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `hyperscene bench`."""
     plain = BenchOptions()
+    parser.add_argument("what", nargs="?", choices=("map", "train"), default="map", help="(%(default)s)")
     add_bundle_option(parser)
     add_engine_options(parser)
     parser.add_argument("--rounds", type=int, default=plain.rounds, metavar="N", help="rounds (%(default)s)")
@@ -54,11 +55,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--growth", action="store_true", help="map scenes of many sizes, too: half an hour more")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep the synthetic scenes and the last map here")
+    _add_training_options(parser.add_argument_group("of bench train"))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements here")
+
+
+def _add_training_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--works", default="small", metavar="NAMES", help="synthetic scenes: small, large, huge, or '' (%(default)s)"
+    )
+    group.add_argument("--seeds", type=int, default=1, metavar="N", help="trainings of each (%(default)s)")
+    group.add_argument("--scene", type=Path, metavar="S", help="measure a training on this scene too")
+    group.add_argument("--labels", type=Path, metavar="L", help="and these labels")
+    group.add_argument("--class-field", metavar="F", help="the field or column that contains the class")
+    group.add_argument("--fraction", type=float, help="share of the labels for training; the others test the map")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print a table, and write the measurements to --json."""
+    if options.what == "train":
+        from hyperscene.service.commands import bench_training  # needs torch
+
+        return bench_training.run(options)
     if options.side_px != 0 and options.side_px < 64:
         raise OptionsUnusable(f"--side-px must be 64 or more, or 0 for no such maps, not {options.side_px}")
     if options.rounds < 1 or options.patches < 1 or not 0 < options.loop_s < math.inf:
