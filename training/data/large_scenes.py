@@ -20,7 +20,7 @@ LARGE_SCENE_BYTES = 512 << 20
 MOSAIC_BYTES = 320 << 20
 LABEL_SHARE = 0.55  # of the mosaic, for windows round labels
 MOST_RANDOM_WINDOWS = 48
-TRIES = 4  # so many times more random windows are read where they have no data
+TRIES = 50  # so many random places are tried per window, of which many may have no data
 NEIGHBOURS_PX = 1.5  # a pixel's eight neighbours are closer
 
 

@@ -19,7 +19,7 @@ from hyperscene.training.fit.recipes import Recipe
 CPU_TOKENS_AT_ONCE = 4 * 256
 CUDA_PREDICT_BATCH = 256
 # An epoch over the whole scene: one patch for so many of its pixels.
-PIXELS_PER_PATCH = 16
+PIXELS_PER_PATCH = 12
 MOST_PATCHES = 1024
 
 

@@ -36,9 +36,9 @@ RECIPES = {
     # Each of the 64 tokens that a step samples from a patch is supervised by its own pseudo-label.
     "strong": Recipe(
         "strong",
-        60,
+        36,
         32,
-        2e-3,
+        3e-3,
         0.02,
         one_cycle=True,
         symmetries=True,
