@@ -95,6 +95,7 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     stages = {name: statistics.median(run["stages"].get(name, 0.0) for run in runs) for name in runs[0]["stages"]}
     return {
         "seconds": statistics.median(run["seconds"] for run in runs),
+        "processor_s": statistics.median(run["processor_s"] for run in runs),
         "stages": {name: round(seconds, 1) for name, seconds in stages.items()},
         "oa": round(statistics.mean(known), 4) if known else None,
         "scored_by": runs[0]["scored_by"],
@@ -119,7 +120,9 @@ def main() -> None:
     oa = scores.overall_accuracy if scores else (estimate.overall.value if estimate else None)
     status = Path("/proc/self/status")
     peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    used = os.times()
     found = {
+        "processor_s": round(used.user + used.system, 1),
         "stages": {name: round(seconds, 2) for name, seconds in trained.seconds.items()},
         "peak_memory_mb": round(int(peak[1]) / 1024) if peak else None,
         "oa": oa,

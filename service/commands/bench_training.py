@@ -41,12 +41,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def table(document: dict[str, Any]) -> str:
-    """One line for each work: medians of seconds, the mean accuracy, and the largest memory."""
+    """One line for each work: medians of seconds, of the processor too, the mean accuracy, and the largest memory."""
     seeds = len(document["seeds"])
     heads = [*STAGES, "other", "whole"]
     lines = [
         f"{document['cores']} cores; medians of {seeds} seed{'s' * (seeds > 1)}, in seconds",
-        f"{'work':<16} {'labels':>6} " + " ".join(f"{name:>{len(name)}}" for name in heads) + "  peak MB  OA",
+        f"{'work':<16} {'labels':>6} " + " ".join(heads) + " processor  peak MB  OA",
     ]
     for name, found in document["works"].items():
         stages = [found["stages"].get(stage, 0.0) for stage in STAGES]
@@ -54,5 +54,5 @@ def table(document: dict[str, Any]) -> str:
         cells = " ".join(f"{value:>{len(head)}.1f}" for head, value in zip(heads, seconds, strict=True))
         peak = "-" if found["peak_memory_mb"] is None else f"{found['peak_memory_mb']}"
         oa = "-" if found["oa"] is None else f"{100 * found['oa']:.1f} ({found['scored_by']})"
-        lines.append(f"{name:<16} {found['labels']:>6} {cells} {peak:>8}  {oa}")
+        lines.append(f"{name:<16} {found['labels']:>6} {cells} {found['processor_s']:>9.1f} {peak:>8}  {oa}")
     return "\n".join(lines)

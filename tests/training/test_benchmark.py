@@ -25,13 +25,13 @@ def test_polygons_of_a_benchmark_lie_on_pixels_with_data(tmp_path, is_sparse):
 
 def test_the_table_has_a_line_for_each_work_with_the_share_of_each_stage():
     found = {
-        "seconds": 41.5, "stages": {"reading": 0.5, "network": 20.0, "export": 9.0}, "oa": 0.9212,
+        "seconds": 41.5, "processor_s": 60.5, "stages": {"reading": 0.5, "network": 20.0, "export": 9.0}, "oa": 0.9212,
         "scored_by": "test pixels", "peak_memory_mb": 900, "labels": 105,
     }  # fmt: skip
     heads, line = table({"cores": 2, "seeds": [0, 1], "works": {"pines": found}}).splitlines()[1:]
     assert heads.split()[:3] == ["work", "labels", "reading"]
-    assert line.split() == ["pines", "105", "0.5", "0.0", "20.0", "9.0", "0.0", "12.0", "41.5", "900", "92.1", "(test",
-                            "pixels)"]  # fmt: skip
+    assert line.split() == ["pines", "105", "0.5", "0.0", "20.0", "9.0", "0.0", "12.0", "41.5", "60.5", "900", "92.1",
+                            "(test", "pixels)"]  # fmt: skip
 
 
 def test_unknown_works_and_half_of_the_files_are_refused(tmp_path):
