@@ -108,7 +108,8 @@ def strong_bundle(path: Path, bands: int = 100, classes: int = len(MATERIALS)) -
 
     from hyperscene.model.architecture import ModelConfig, Transformer
     from hyperscene.training.data.classes import FileLegend
-    from hyperscene.training.data.datasets import Cube, Labels, label_cube
+    from hyperscene.training.data.datasets import Cube, label_cube
+    from hyperscene.training.data.label_files import Labels
     from hyperscene.training.fit.export import export_graph, write_bundle
     from hyperscene.training.fit.network import Fitted
 
