@@ -232,6 +232,15 @@ class TileJson(Document):
     rows: int
     cols: int
     tile_px: int
+    scene_crs: str | None = Field(None, description="reference system of the scene; null without a georeference")
+    transform: list[float] | None = Field(None, description="from (col, row) of the scene into its reference system")
+    pixel_m: float | None = Field(
+        None, description="width of the middle pixel on the ground, in metres; null if unknown"
+    )
+    north_deg: float | None = Field(None, description="where north is in the map, clockwise from up; null if unknown")
+    pixel_table: dict[str, Any] | None = Field(
+        None, description="cols and rows of the scene, not rounded, on a table from north-west to south-east"
+    )
     layers: list[dict[str, Any]] = Field(description="id, title, tiles, tiles_2x, and legend, ramp or bands")
 
 

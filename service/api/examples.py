@@ -163,6 +163,18 @@ TILEJSON: Example = {
     "rows": 40,
     "cols": 33,
     "tile_px": 256,
+    "scene_crs": "EPSG:32633",
+    "transform": [30.0, 0.0, 380000.0, 0.0, -30.0, 5820000.0],
+    "pixel_m": 30.007,
+    "north_deg": 0.0,
+    "pixel_table": {
+        "west": 13.231,
+        "east": 13.2456,
+        "north": 52.5301,
+        "south": 52.519,
+        "cols": [[-0.2, 16.4, 33.0], [-0.1, 16.5, 33.1], [0.0, 16.6, 33.2]],
+        "rows": [[-0.1, -0.6, -1.1], [20.5, 20.0, 19.5], [41.1, 40.6, 40.1]],
+    },
     "layers": [
         layer("classes", "Class map", legend=CLASSES),
         layer("confidence", "Confidence", ramp=RAMP),

@@ -36,6 +36,7 @@ from hyperscene.service.jobs.layers import (
     JobView,
     Layer,
     Tile,
+    describe_orientation,
     needs_preview,
     pixel_of,
 )
@@ -127,6 +128,7 @@ async def show_tiles(
     grid = await _grid(service, view)
     query = "" if bands is None else f"?bands={bands}"
     document = _tilejson(view, chosen, grid, f"{base}/jobs/{job.id}/tiles", query)
+    document |= await asyncio.to_thread(describe_orientation, grid)
     return JsonResponse(document, headers={"Cache-Control": "no-store"})
 
 
@@ -173,13 +175,14 @@ async def show_pixel(
     owner: OwnerDep,
     base: BaseDep,
     position: PositionDep,
+    spectrum: Annotated[bool, Query(description="whether to read the scene: the map alone is faster")] = True,
 ) -> Response:
     """Select the pixel by `row` and `col`, or by `lon` and `lat`. Until there is a map, only the spectrum is known."""
     job = await service.job(job_id, owner)
     view = await _job_view(service, job, base)
     grid = await _grid(service, view)
     row, col = await asyncio.to_thread(pixel_of, grid, position.row, position.col, position.lon, position.lat)
-    spectrum = await _spectrum(service, view, row, col, request)
+    values = await _spectrum(service, view, row, col, request) if spectrum else {"spectrum": None}
     mapped = await _result_of(service, service.layers.map_at(view, row, col))
     lon_lat = await asyncio.to_thread(grid.lon_lat, row, col)
     document = {
@@ -187,9 +190,9 @@ async def show_pixel(
         "col": col,
         "lon": None if lon_lat is None else round(lon_lat[0], 8),
         "lat": None if lon_lat is None else round(lon_lat[1], 8),
-        "is_valid": _is_valid(view, mapped, spectrum),
+        "is_valid": _is_valid(view, mapped, values),
         **mapped,
-        **spectrum,
+        **values,
     }
     return JsonResponse(document, headers={"Cache-Control": "no-store"})
 

@@ -26,6 +26,7 @@ from hyperscene.service.jobs.store import Store
 from hyperscene.service.mapping.engines import cores
 from hyperscene.service.mapping.gdal import GDAL_ERRORS
 from hyperscene.service.mapping.grids import MAX_ZOOM, TILE_PX, Grid, Tile, make_grid
+from hyperscene.service.mapping.orientation import describe_orientation
 from hyperscene.service.mapping.pictures import Bands
 from hyperscene.service.mapping.rasters import RASTERS
 from hyperscene.service.mapping.tiles import RAMP, Kind, read_header, read_pixel, render_tile
@@ -42,6 +43,7 @@ __all__ = [
     "Layer",
     "LayerReader",
     "Tile",
+    "describe_orientation",
     "needs_preview",
     "pixel_of",
 ]  # fmt: skip

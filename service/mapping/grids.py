@@ -97,10 +97,14 @@ class Grid:
         """Row and column, also outside the raster; None if it has no position on Earth."""
         if self.crs is None:
             return None
-        cols, rows = self._to_pixels(LON_LAT, np.array([lon]), np.array([lat]))
+        cols, rows = self.pixels_of(np.array([lon]), np.array([lat]))
         if not (np.isfinite(cols[0]) and np.isfinite(rows[0])):
             return -1, -1
         return math.floor(rows[0]), math.floor(cols[0])
+
+    def pixels_of(self, lon: Numbers, lat: Numbers) -> tuple[Numbers, Numbers]:
+        """The raster's (cols, rows), not rounded, at longitudes and latitudes; not finite without a position."""
+        return self._to_pixels(LON_LAT, lon, lat)
 
     def _to_pixels(self, crs: CRS, x: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
         assert self.crs is not None

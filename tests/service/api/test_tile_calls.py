@@ -134,6 +134,15 @@ def test_tilejson_has_the_bounds_of_the_class_map(client, server, job):
     assert document["tiles"] == [f"{server.url}/jobs/{job}/tiles/classes/{{z}}/{{x}}/{{y}}.png"]
 
 
+def test_tilejson_tells_where_the_pixels_are(client, job):
+    document = tilejson(client, job)
+    assert document["scene_crs"] == "EPSG:32633"
+    assert document["transform"] == [*GRID][:6]
+    assert document["north_deg"] == 0
+    assert document["pixel_m"] == pytest.approx(30, rel=1e-3)
+    assert np.shape(document["pixel_table"]["cols"]) == np.shape(document["pixel_table"]["rows"])
+
+
 def test_every_layer_is_listed_with_its_legend(client, job):
     layers = tilejson(client, job)["layers"]
     assert [layer["id"] for layer in layers] == [
@@ -323,6 +332,12 @@ def pixel(client, job, **position):
     response = get_when_rendered(client, f"/jobs/{job}/pixel", params=position)
     assert response.status_code == 200, response.text
     return response.json()
+
+
+def test_a_pixel_without_its_spectrum_has_the_same_class(client, job):
+    whole, short = pixel(client, job, row=17, col=5), pixel(client, job, row=17, col=5, spectrum=False)
+    assert whole["spectrum"] is not None
+    assert short == whole | {"spectrum": None}
 
 
 def test_a_pixel_has_its_class_probabilities_and_spectrum(client, server, job, cube):
