@@ -210,6 +210,7 @@ class SceneDocument(Document):
     cells_with_data: dict[str, int] | None = Field(
         None, description="by stride_px, patches that a map may have; for a file with absent blocks"
     )
+    is_demo: bool | None = Field(None, description="whether it is the demo scene that the service made")
     warnings: list[str]
     models: dict[str, str] = Field(description="for each model, how the scene's bands match")
     links: list[Link]

@@ -20,6 +20,7 @@ from hyperscene.service.api.uploads import (
     receive_form,
     upload_folder,
 )
+from hyperscene.service.jobs.demo_scenes import demo_scene
 from hyperscene.service.jobs.records import SceneRecord
 
 router = APIRouter(tags=["scenes"])
@@ -115,6 +116,24 @@ async def _created_response(scene: SceneRecord, service: Service, base: str) -> 
         return response
 
     return await asyncio.to_thread(store)
+
+
+@router.post(
+    "/scenes/demo",
+    summary="Make the demo scene",
+    status_code=201,
+    responses={
+        200: {"model": SceneDocument, "description": "Your demo scene, which was made before"},
+        201: {"model": SceneDocument, "description": "Your new demo scene"},
+        **problems(413, 429, 507),
+    },
+)
+async def make_demo_scene(service: ServiceDep, owner: OwnerDep, base: BaseDep) -> Response:
+    """A synthetic scene of 240 x 240 pixels and 64 bands with eight classes, to try the service: one for each key."""
+    scene, is_new = await asyncio.to_thread(demo_scene, service.admission, service.store, owner)
+    document = scene_of(scene, await asyncio.to_thread(service.admission.matches, scene), base)
+    headers = {"Location": f"{base}/scenes/{scene.id}"}
+    return JsonResponse(document.model_dump(mode="json", exclude_none=True), 201 if is_new else 200, headers)
 
 
 @router.get("/scenes/{scene_id}", summary="Metadata of a scene", responses=problems(404))

@@ -26,9 +26,9 @@ from hyperscene.service.mapping.gdal import ignore_missing_georeference
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.rasters import rgb
 from hyperscene.service.mapping.scenes import open_scene, read_cube
-from hyperscene.training.data.synthetic import SyntheticScene, write_scene
+from hyperscene.training.data.synthetic import DEMO_SCENE, write_scene
 
-SCENE = SyntheticScene(rows=240, cols=240, seed=7)
+SCENE = DEMO_SCENE
 START_S = 60.0
 STOP_S = 15.0
 TRUE_COLOR_NM = (640, 550, 460)

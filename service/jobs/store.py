@@ -59,6 +59,12 @@ class Store(Database):
         rows = self._rows("SELECT * FROM scenes WHERE id = ? AND (? IS NULL OR owner = ?)", scene_id, owner, owner)
         return from_row(SceneRecord, rows[0]) if rows else None
 
+    def demo_scene(self, owner: str, now: float) -> SceneRecord | None:
+        """An owner's demo scene, if it has not expired."""
+        query = "SELECT * FROM scenes WHERE owner = ? AND expires > ? AND json_extract(document, '$.is_demo')"
+        rows = self._rows(query, owner, now)
+        return from_row(SceneRecord, rows[0]) if rows else None
+
     def remove_scene(self, scene_id: str, unpublish: Callable[[], None] = lambda: None) -> bool:
         """Remove a scene, unless a job still has to read it; whether it was removed."""
         with self.transaction() as db:

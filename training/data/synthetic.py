@@ -109,6 +109,9 @@ class SyntheticScene:
         return CRS.from_epsg(32633)
 
 
+DEMO_SCENE = SyntheticScene(rows=240, cols=240, seed=7)  # of `hyperscene demo`, and of the page's "Try it"
+
+
 @dataclass(frozen=True)
 class SceneRows:
     """Some rows of a scene."""
