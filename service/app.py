@@ -26,7 +26,7 @@ from hyperscene.service.api import classify, examples, health, jobs, models, pro
 from hyperscene.service.api.context import OwnerDep, Service
 from hyperscene.service.api.job_watcher import JobWatcher
 from hyperscene.service.api.openapi import install_openapi
-from hyperscene.service.api.page import SECURITY_HEADERS, add_page
+from hyperscene.service.api.page import add_page, security_headers
 from hyperscene.service.api.problems import UnexpectedErrors, add_exception_handlers, problems
 from hyperscene.service.api.processes import OPENAPI_TYPE
 from hyperscene.service.jobs.admission import Admission
@@ -100,7 +100,7 @@ def create_app(settings: Settings | None = None, resources: Resources | None = N
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    app.add_middleware(RequestLog)
+    app.add_middleware(RequestLog, headers=security_headers(settings))
     return app
 
 
@@ -208,8 +208,9 @@ async def _expire_forever(admission: Admission, settings: Settings) -> None:
 class RequestLog:
     """Logs every request with an id, which the response carries as X-Request-ID, and adds the security headers."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, headers: dict[str, str]) -> None:
         self._app = app
+        self._headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -226,7 +227,7 @@ class RequestLog:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
-                headers.update(SECURITY_HEADERS)
+                headers.update(self._headers)
             await send(message)
 
         try:

@@ -19,6 +19,8 @@ from hyperscene.service.mapping.remote import check_url_prefix
 WEEK_S, CENTURY_S = 7 * 86400, 100 * 365 * 86400
 PREVIEWS_FOLDER = "views"  # in a scene's folder
 
+# Its origin stands in the Content-Security-Policy: a plain host, and no other placeholder than the tile's.
+BASEMAP = re.compile(r"https?://[A-Za-z0-9.-]+(:\d{1,5})?/([^\s{}\"'<>]|\{[zxy]\})+")
 Words = Annotated[tuple[str, ...], NoDecode]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode]
 
@@ -111,6 +113,13 @@ class Settings(BaseSettings):
         "(none, but for addresses in --hrefs)",
     )
 
+    basemap: str | None = Field(
+        None,
+        description="URL template of map tiles that the page shows below the scene, with {z}, {x} and {y} (none: the "
+        "page loads nothing from other hosts)",
+    )
+    basemap_attribution: str = Field("", max_length=200, description="text about the source of the basemap (none)")
+
     api_keys: Secrets = Field((), description="API keys, separated by commas (no key is needed)")
     cors_origins: Words = Field((), description="web origins that may read responses, separated by commas (none)")
     public_url: str | None = Field(None, description="URL that links start with (that of the request)")
@@ -152,6 +161,13 @@ class Settings(BaseSettings):
                 raise ValueError(f"must be some of {', '.join(DEVICES)}, a GPU's number after a colon; not {device}")
         return value
 
+    @field_validator("basemap")
+    @classmethod
+    def _is_a_template(cls, value: str | None) -> str | None:
+        if value and not (BASEMAP.fullmatch(value) and all(value.count(part) == 1 for part in ("{z}", "{x}", "{y}"))):
+            raise ValueError(f"must be a URL such as https://tiles.example.org/{{z}}/{{x}}/{{y}}.png, not {value}")
+        return value or None
+
     @model_validator(mode="after")
     def _names_a_cluster(self) -> Settings:
         files = (self.cluster_ca, self.cluster_cert, self.cluster_key)
@@ -183,6 +199,11 @@ class Settings(BaseSettings):
         if len(self.api_keys) < 2:
             return min(chosen or places, places)
         return max(1, min(chosen or places // 2, places - 1))
+
+    @property
+    def basemap_origin(self) -> str:
+        """Scheme, host and port of the basemap; empty without one."""
+        return "/".join(self.basemap.split("/", 3)[:3]) if self.basemap else ""
 
     @property
     def limits(self) -> Limits:

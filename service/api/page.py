@@ -1,4 +1,4 @@
-"""The web page: `GET /` for browsers, and its files. It loads nothing from other hosts."""
+"""The web page: `GET /` for browsers, and its files. It loads nothing from other hosts but the operator's basemap."""
 
 from __future__ import annotations
 
@@ -16,22 +16,28 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from hyperscene.service.api.context import base_of
+from hyperscene.service.settings import Settings
 
 WEB = Path(__file__).parent.parent / "web"
 # Images are fetched with the API key and shown as blob: URLs; Leaflet clears tiles with a data: image.
+IMAGES = "'self' blob: data:"
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src {images}; connect-src 'self'; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
 )
-SECURITY_HEADERS = {  # of every response
-    "Content-Security-Policy": POLICY,
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
 HEADERS = {
     "Cache-Control": "no-cache",
     "Vary": "Accept",  # other clients get the landing page as JSON at the same URL
 }
+
+
+def security_headers(settings: Settings) -> dict[str, str]:
+    """The headers of every response."""
+    return {
+        "Content-Security-Policy": POLICY.format(images=f"{IMAGES} {settings.basemap_origin}".strip()),
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
 
 
 def add_page(app: FastAPI) -> None:
@@ -84,4 +90,8 @@ class _Revalidated(StaticFiles):
 
 async def _show_page(request: Request) -> HTMLResponse:
     text = await asyncio.to_thread((WEB / "index.html").read_text, "utf-8")
-    return HTMLResponse(text.replace("{{base}}", html.escape(base_of(request))), headers=HEADERS)
+    settings = request.app.state.service.settings
+    values = {"base": base_of(request), "basemap": settings.basemap or "", "attribution": settings.basemap_attribution}
+    for name, value in values.items():
+        text = text.replace(f"{{{{{name}}}}}", html.escape(value))
+    return HTMLResponse(text, headers=HEADERS)

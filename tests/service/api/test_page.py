@@ -100,3 +100,18 @@ def test_a_file_of_the_page_lists_its_methods(client):
     response = client.post("/page/main.js")
     assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")
     assert response.json()["code"] == "method_not_allowed"
+
+
+def test_the_policy_allows_images_of_the_basemaps_origin_only(tmp_path, client, response):
+    assert "img-src 'self' blob: data:;" in response.headers["content-security-policy"]
+    options = ("--basemap", "https://tiles.example.org:8443/a/{z}/{x}/{y}.png?k=1", "--basemap-attribution", "<b>A</b>")
+    with running_server(tmp_path / "data", *options) as server:
+        page = server.client.get("/", headers={"Accept": BROWSER})
+        for answer in (page, server.client.get("/livez")):
+            assert (
+                "img-src 'self' blob: data: https://tiles.example.org:8443;"
+                in answer.headers["content-security-policy"]
+            )
+        assert 'content="https://tiles.example.org:8443/a/{z}/{x}/{y}.png?k=1"' in page.text
+        assert "&lt;b&gt;A&lt;/b&gt;" in page.text
+        assert "<b>A" not in page.text

@@ -78,3 +78,22 @@ def test_several_gpus_are_several_devices():
 def test_one_of_several_keys_never_gets_all_places(keys, places, chosen, expected):
     settings = Settings(api_keys=keys, max_waiting=places, max_waiting_per_key=chosen)
     assert settings.waiting_per_key == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "tiles.example.org/{z}/{x}/{y}.png", "https://tiles.example.org/{z}/{x}.png", "javascript:alert(1)/{z}/{x}/{y}",
+        "https://{s}.example.org/{z}/{x}/{y}.png", "https://a.example;script-src */{z}/{x}/{y}",
+        "https://a.example/{z}/{x}/{y}/{z}",
+    ],
+)  # fmt: skip
+def test_a_basemap_that_is_no_template_is_refused(template):
+    with pytest.raises(WrongUsage, match="basemap"):
+        read_settings({"basemap": template})
+
+
+def test_a_basemap_has_an_origin():
+    settings = read_settings({"basemap": "https://a.example:8443/{z}/{y}/{x}.jpg?key=1"})
+    assert settings.basemap_origin == "https://a.example:8443"
+    assert read_settings({}).basemap_origin == ""
