@@ -1,11 +1,15 @@
 // The view of a job: progress while it is mapped, then its map with legend, pixel panel and downloads.
 
 import { RETRY_MS, documentOf, followJob, key, pause, request, save } from "./api.js";
+import { Beside } from "./beside.js";
 import { confirm } from "./dialogs.js";
 import { announce, count, dateTime, duration, make, percent, problemBox } from "./dom.js";
-import { makeLayerPanel, makeLegend } from "./layers.js";
+import { makeLayerPanel } from "./layers.js";
+import { makeLegend } from "./legend.js";
 import { SceneMap } from "./map.js";
+import { savePicture } from "./picture.js";
 import { makePixelPanel } from "./pixel.js";
+import { Readout, valuesOfJob } from "./readout.js";
 
 /** Fill `main` with a job and follow it until it is finished; later errors go to `fail`. */
 export async function showJob(main, id, signal, fail) {
@@ -18,7 +22,7 @@ export async function showJob(main, id, signal, fail) {
   let job = await documentOf(`jobs/${id}`, { signal });
   if (signal.aborted) return;
   title.textContent = job.scene;
-  facts.textContent = `${job.model}, stride ${job.settings.stride_px} px, blend ${job.settings.blend}, sent ${dateTime(job.created)}`;
+  facts.textContent = `Mapped with the model ${job.model}, sent ${dateTime(job.created)}`;
   const view = new MapView(id, map, panel, signal);
   if (isFinished(job)) return showEnd(job, status, view);
   const progress = makeProgress(id, status, signal);
@@ -99,11 +103,11 @@ async function dismissJob(id, button, problems, text, signal) {
 /** The map and the panel beside it. */
 class MapView {
   constructor(id, box, panel, signal) {
-    Object.assign(this, { _id: id, _box: box, _panel: panel, _signal: signal, _map: null, _pixel: null, _version: 0, _isEnded: false });
+    Object.assign(this, { _id: id, _box: box, _panel: panel, _signal: signal, _map: null, _pixel: null, _readout: null, _version: 0, _isEnded: false });
     signal.addEventListener("abort", () => this._map?.remove());
   }
 
-  /** The map and the pixel panel, created once: the map's position and the selected pixel are kept when the job ends. */
+  /** The map and the pixel panel, created once: the selected pixel is kept when the job ends. */
   async _makeMap() {
     const version = ++this._version;
     const tilejson = await documentOf(`jobs/${this._id}/tilejson.json`, { signal: this._signal });
@@ -113,6 +117,9 @@ class MapView {
     const box = make("div", { class: "map", role: "application", "aria-label": "Map. Arrow keys move it, plus and minus zoom." });
     this._box.replaceChildren(box);
     this._map = new SceneMap(box, this._id, tilejson);
+    this._readout = new Readout(this._map.positions, valuesOfJob(this._id));
+    this._readout.follow(this._map.leaflet, this._signal);
+    this._box.append(this._readout.element);
     this._pixel = makePixelPanel(this._id, this._map, tilejson, this._signal);
     this._panel.replaceChildren(this._pixel.element);
     return tilejson;
@@ -147,10 +154,17 @@ class MapView {
     const files = await documentOf(`jobs/${this._id}/results`, { signal: this._signal });
     if (summary.warnings.length) status.replaceChildren(warningsOf(summary.warnings));
     const scene = await documentOf(`scenes/${job.scene_id}`, { signal: this._signal }).catch(() => null);
+    const isNew = !this._map;
     const tilejson = await this._makeMap();
-    this._panel.prepend(makeLayerPanel(this._map, tilejson, scene), makeLegend(summary));
-    this._panel.append(makeDownloads(this._id, files), makeDetails(this._id, job, summary, tilejson, scene, this._signal));
+    const shown = { box: this._box, job, map: this._map, tilejson, readout: this._readout, select: this._pixel.select, signal: this._signal };
+    const beside = new Beside(shown);
+    const hide = (hidden) => [this._map, beside].forEach((each) => each.hideClasses(hidden));
+    this._panel.prepend(makeLayerPanel(this._map, tilejson, scene), makeLegend(summary, hide), beside.element);
+    const drawn = () => savePicture(this._box, [this._map, beside.shown].filter(Boolean), job);
+    this._panel.append(makeDownloads(this._id, files, drawn), makeDetails(this._id, job, summary, tilejson, scene, this._signal));
     this._pixel.refresh();
+    this._readout.forget(); // of the job's pixels, only the spectrum was known
+    if (!isNew) requestAnimationFrame(() => this._map?.fit()); // when the panel has its size
     if (!summary.warnings.length) announce(`${job.scene} is mapped`); // warnings have the role alert
   }
 }
@@ -177,7 +191,7 @@ function productFacts(scene, summary) {
   ];
 }
 
-function makeDownloads(id, files) {
+function makeDownloads(id, files, drawn) {
   const note = make("div");
   const item = (name, title, isMain) => {
     const path = `jobs/${id}/results/${name}`;
@@ -196,6 +210,7 @@ function makeDownloads(id, files) {
     make(
       "ul",
       { class: "downloads" },
+      make("li", {}, make("button", { type: "button", onclick: () => drawn().then((text) => note.replaceChildren(...(text ? [make("p", { class: "quiet", role: "status" }, text)] : [])), (error) => note.replaceChildren(problemBox(error.message))) }, "Picture of what is shown")),
       item("results.zip", "All files as one zip", true),
       Object.values(files).map(({ href, title }) => item(href.split("/").pop(), title, false)),
     ),
@@ -214,19 +229,24 @@ function makeDetails(id, job, summary, tilejson, scene, signal) {
     ...productFacts(scene, summary),
     ["Coordinate reference system", summary.crs ?? "none"],
     ["Mean confidence", summary.mean_confidence === null ? "none" : percent(summary.mean_confidence)],
-    ["Bundle", `${summary.bundle.name}, sha256 ${summary.bundle.sha256.slice(0, 12)}…`],
-    ["Engine", summary.provider],
-    job.seconds ? ["Time", `${duration(job.seconds.total)} for ${count(summary.patches)} patches`] : null,
+    job.seconds ? ["Time", duration(job.seconds.total)] : null,
     job.resumes ? ["Resumed", `${job.resumes === 1 ? "once" : `${job.resumes} times`} after an interruption`] : null,
     job.expires ? ["Expires", dateTime(job.expires)] : null,
     ...job.history.map((event) => [dateTime(event.time), event.text]),
   ].filter(Boolean);
+  const advanced = [
+    ["Bundle", `${summary.bundle.name}, sha256 ${summary.bundle.sha256.slice(0, 12)}…`],
+    ["Stride and blend", `${job.settings.stride_px} px, ${job.settings.blend}`],
+    ["Patches", count(summary.patches)],
+    ["Engine", summary.provider],
+  ];
+  const list = (rows) => make("dl", {}, rows.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
   return make(
     "section",
     { "aria-labelledby": "details-title" },
     make("h2", { id: "details-title" }, "Details"),
-    make("dl", {}, facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
-    tilejson.crs ? tileUrlField(tilejson) : null,
+    list(facts),
+    make("details", { class: "advanced" }, make("summary", {}, "Advanced"), list(advanced), tilejson.crs ? tileUrlField(tilejson) : null),
     dismiss,
     problems,
   );

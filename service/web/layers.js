@@ -1,6 +1,6 @@
-// The layer panel (layer, opacity, swipe, scene bands) and the legend.
+// The layer panel: layer, opacity, swipe, scene bands.
 
-import { count, hectares, make, percent, swatch } from "./dom.js";
+import { make } from "./dom.js";
 
 const COMPOSITES = [ // name, wavelengths in nm for red, green and blue
   ["true colours", [640, 550, 460]],
@@ -8,7 +8,6 @@ const COMPOSITES = [ // name, wavelengths in nm for red, green and blue
   ["shortwave, near infrared, red", [1650, 860, 650]],
   ["two shortwave, near infrared", [2200, 1650, 860]],
 ];
-const FIRST_ROWS = 12; // legend rows shown at first, so that the sections below stay near
 const MAX_DISTANCE_NM = 60; // from a composite's wavelength to the scene's nearest band
 
 /** The composites that the scene's bands allow, as [name, band numbers]. */
@@ -27,10 +26,10 @@ function compositesOf(scene) {
 export function makeLayerPanel(map, tilejson, scene) {
   const hasScene = tilejson.layers.some(({ id }) => id === "scene");
   const results = tilejson.layers.filter(({ id }) => id !== "scene");
-  const select = make("select", { id: "layer" });
+  const select = make("select", { id: "layer", "aria-describedby": "layer-hint" });
   select.append(...results.map(({ id, title }) => make("option", { value: id }, title)));
   const ramp = make("div", { class: "ramp", hidden: true });
-  const opacity = make("input", { type: "range", id: "opacity", min: "0", max: "100", value: "100" });
+  const opacity = make("input", { type: "range", id: "opacity", min: "0", max: "100", value: "100", "aria-describedby": "opacity-hint" });
   const swipe = make("input", { type: "checkbox", id: "swipe" });
 
   function show() {
@@ -40,7 +39,7 @@ export function makeLayerPanel(map, tilejson, scene) {
     if (layer.ramp) ramp.replaceChildren(...rampOf(layer.ramp));
   }
   const composites = compositesOf(scene);
-  const composite = make("select", { id: "composite" });
+  const composite = make("select", { id: "composite", "aria-describedby": "composite-hint" });
   composite.append(...composites.map(([name], index) => make("option", { value: String(index) }, name)));
   composite.addEventListener("change", () => map.showScene(composites[Number(composite.value)][1]));
   select.addEventListener("change", show);
@@ -51,56 +50,30 @@ export function makeLayerPanel(map, tilejson, scene) {
     "section",
     { class: "layers", "aria-labelledby": "layers-title" },
     make("h2", { id: "layers-title" }, "Layer"),
-    make("div", { class: "field" }, make("label", { for: "layer" }, "Shown on the map"), select),
+    make("div", { class: "field" }, make("label", { for: "layer" }, "Shown on the map"), select, hint("layer", "The class of each pixel, how sure the model is of it, or the probability of one class.")),
     ramp,
     hasScene
       ? [
-          make("div", { class: "field" }, make("label", { for: "opacity" }, "Opacity over the scene"), opacity),
+          make("div", { class: "field" }, make("label", { for: "opacity" }, "Opacity over the scene"), opacity, hint("opacity", "To the left, the scene shows through the map.")),
           make("div", { class: "check" }, swipe, make("label", { for: "swipe" }, "Swipe: scene left, map right")),
-          composites.length > 1 ? make("div", { class: "field" }, make("label", { for: "composite" }, "Scene colours"), composite) : null,
+          basemapField(map),
+          composites.length > 1 ? make("div", { class: "field" }, make("label", { for: "composite" }, "Scene colours"), composite, hint("composite", "Which bands of the scene are shown as red, green and blue.")) : null,
         ]
-      : make("p", { class: "quiet" }, "The scene was removed, so only its map is shown."),
+      : [basemapField(map), make("p", { class: "quiet" }, "The scene was removed, so only its map is shown.")],
   );
 }
+
+/** The switch of the basemap, if there is one. */
+function basemapField(map) {
+  if (!map.showBasemap) return null;
+  const box = make("input", { type: "checkbox", id: "basemap", checked: true, onchange: () => map.showBasemap(box.checked) });
+  return make("div", { class: "check" }, box, make("label", { for: "basemap" }, "Background map around the scene"));
+}
+
+const hint = (id, text) => make("p", { id: `${id}-hint`, class: "hint" }, text);
 
 function rampOf(colors) {
   const bar = make("div", { class: "ramp-bar", "aria-hidden": "true" });
   bar.style.background = `linear-gradient(to right, ${colors.join(", ")})`;
   return [bar, make("div", { class: "ramp-ends" }, make("span", {}, "0"), make("span", {}, "0.5"), make("span", {}, "1"))];
-}
-
-/** All classes with colour, area and share, largest first. */
-export function makeLegend(summary) {
-  const classes = [...summary.classes].sort((one, other) => other.pixels - one.pixels);
-  const hasArea = classes.some(({ hectares: area }) => area !== null);
-  const row = ({ name, color, pixels, hectares: area, share }) =>
-    make(
-      "tr",
-      {},
-      make("th", { scope: "row" }, swatch(color), name),
-      make("td", { class: "number" }, hasArea ? hectares(area) : count(pixels)),
-      make("td", { class: "number" }, percent(share)),
-    );
-  const rows = classes.map(row);
-  const all = make("button", { type: "button", class: "plain" }, `Show all ${classes.length} classes`);
-  for (const hidden of rows.slice(FIRST_ROWS)) hidden.hidden = true;
-  all.addEventListener("click", () => {
-    for (const hidden of rows) hidden.hidden = false;
-    rows[FIRST_ROWS].querySelector("th").focus();
-    all.remove();
-  });
-  if (rows.length > FIRST_ROWS) rows[FIRST_ROWS].querySelector("th").tabIndex = -1;
-  return make(
-    "section",
-    { "aria-labelledby": "legend-title" },
-    make("h2", { id: "legend-title" }, "Classes"),
-    make(
-      "table",
-      { class: "legend" },
-      make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "Class"), make("th", { scope: "col", class: "number" }, hasArea ? "Hectares" : "Pixels"), make("th", { scope: "col", class: "number" }, "Share"))),
-      make("tbody", {}, rows),
-    ),
-    rows.length > FIRST_ROWS ? all : null,
-    summary.no_data_pixels ? make("p", { class: "quiet" }, `${count(summary.no_data_pixels)} pixels have no data.`) : null,
-  );
 }

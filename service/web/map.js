@@ -1,7 +1,11 @@
 // The map: the scene, and above it one layer of the result with opacity and swipe.
 
 import { RETRY_MS, pause, request } from "./api.js";
+import { addBasemap, hasBasemap } from "./basemap.js";
 import { make } from "./dom.js";
+import { addFitButton, addNorthArrow, addScaleBar } from "./map_tools.js";
+import { withHidden } from "./palette.js";
+import { Positions } from "./positions.js";
 import { Swipe } from "./swipe.js";
 
 const L = window.L;
@@ -10,22 +14,33 @@ const EXTRA_ZOOMS = 6; // beyond the scene's resolution, for the user
 const DOUBLE_CLICK_MS = 250; // a double click zooms and selects no pixel
 
 /** Tiles fetched with the tab's key, which an image's URL cannot carry. */
-const KeyedTiles = L.GridLayer.extend({
+export const KeyedTiles = L.GridLayer.extend({
   createTile(coords, done) {
     const image = make("img", { alt: "" });
     const stop = new AbortController();
     image.stop = stop;
     const path = `${this.options.path}/${coords.z}/${coords.x}/${coords.y}${L.Browser.retina ? "@2x" : ""}.png${this.options.query}`;
     withRetries(() => request(path, { signal: stop.signal }), stop.signal)
-      .then((response) => response.blob())
-      .then((blob) => {
-        const url = URL.createObjectURL(blob);
-        image.onload = () => (URL.revokeObjectURL(url), done(null, image));
-        image.onerror = () => (URL.revokeObjectURL(url), done(new Error("a tile cannot be shown"), image));
-        image.src = url;
-      })
+      .then((response) => response.arrayBuffer())
+      .then((buffer) => this._draw(image, (image.bytes = new Uint8Array(buffer))))
+      .then(() => done(null, image))
       .catch((error) => done(error, image));
     return image;
+  },
+  /** Show a tile without the hidden classes. */
+  async _draw(image, bytes) {
+    const { hidden } = this.options;
+    const url = URL.createObjectURL(new Blob([hidden?.size ? withHidden(bytes, hidden) : bytes], { type: "image/png" }));
+    await new Promise((resolve, reject) => {
+      image.onload = resolve;
+      image.onerror = () => reject(new Error("a tile cannot be shown"));
+      image.src = url;
+    }).finally(() => URL.revokeObjectURL(url));
+  },
+  /** Hide classes, also in the tiles that are loaded already. */
+  hide(hidden) {
+    this.options.hidden = hidden;
+    for (const { el } of Object.values(this._tiles)) if (el.bytes) this._draw(el, el.bytes).catch(() => {}); // it was drawn before
   },
   _initTile(image) {
     L.GridLayer.prototype._initTile.call(this, image);
@@ -53,9 +68,10 @@ export class SceneMap {
     this._jobId = jobId;
     this._tilejson = tilejson;
     this._removed = new AbortController();
-    this.isGeoreferenced = Boolean(tilejson.crs);
+    this.positions = new Positions(tilejson);
+    this.isGeoreferenced = this.positions.isGeoreferenced;
     const isReducedMotion = matchMedia("(prefers-reduced-motion: reduce)").matches;
-    this._map = L.map(box, {
+    this.leaflet = this._map = L.map(box, {
       crs: this.isGeoreferenced ? L.CRS.EPSG3857 : pixelSystem(tilejson.maxzoom),
       minZoom: this.isGeoreferenced ? Math.max(0, tilejson.minzoom - 3) : -1,
       maxZoom: Math.min(26, tilejson.maxzoom + EXTRA_ZOOMS),
@@ -65,9 +81,13 @@ export class SceneMap {
       keyboardPanDelta: 100,
       ...(isReducedMotion ? { zoomAnimation: false, fadeAnimation: false, markerZoomAnimation: false, inertia: false } : {}),
     });
-    if (this.isGeoreferenced) L.control.scale({ imperial: false }).addTo(this._map);
+    /** Shows or hides the basemap; null if there is none. */
+    this.showBasemap = hasBasemap && this.isGeoreferenced ? addBasemap(this._map) : null;
     this._map.createPane("result").style.zIndex = 300;
-    this._map.fitBounds(boundsOf(tilejson));
+    this.fit();
+    addFitButton(this._map, () => this.fit());
+    addScaleBar(this._map, this.positions);
+    addNorthArrow(this._map, this.positions.northDeg);
     this._map.setMaxBounds(boundsOf(tilejson).pad(1));
     this._note = make("div", { class: "map-note", role: "status" });
     box.append(this._note);
@@ -77,8 +97,35 @@ export class SceneMap {
     this._removed.signal.addEventListener("abort", () => sizes.disconnect());
     this._result = this._scene = this._swipe = this._marker = null;
     this._opacity = 1;
+    this.layer = null; // of the result
+    this._hidden = new Set(); // class values
     this._errors = new Map(); // functions that retry, by the layer that failed
     if (tilejson.layers.some(({ id }) => id === "scene")) this.showScene([]);
+  }
+
+  /** Class values that are hidden. */
+  get hidden() {
+    return this._hidden;
+  }
+
+  /** The layer of the result that is shown, as TileJSON describes it; undefined if there is none. */
+  get shownLayer() {
+    return this._tilejson.layers.find(({ id }) => id === this.layer);
+  }
+
+  /** Whether tiles of the basemap are shown. */
+  get isBasemapShown() {
+    return Boolean(this._map.getPane("basemap")?.querySelector("img"));
+  }
+
+  /** The part of the map, from the left, that the swipe leaves to the scene. */
+  get swipeShare() {
+    return this._swipe?.share ?? 0;
+  }
+
+  /** Show the whole scene. */
+  fit() {
+    this._map.fitBounds(boundsOf(this._tilejson));
   }
 
   _layer(layer, pane, query = "") {
@@ -86,6 +133,7 @@ export class SceneMap {
       path: `jobs/${this._jobId}/tiles/${layer}`,
       query,
       pane,
+      hidden: layer === "classes" ? this._hidden : null,
       bounds: boundsOf(this._tilejson),
       minNativeZoom: 0,
       maxNativeZoom: this._tilejson.maxzoom + (this.isGeoreferenced ? EXTRA_TILE_ZOOMS : 0),
@@ -123,9 +171,21 @@ export class SceneMap {
     if (this._errors.delete(source) && !this._errors.size) this._showNote();
   }
 
-  /** Show another layer of the result. */
+  /** Show another layer of the result, or none. */
   show(layer) {
+    this.layer = layer;
+    if (layer === null) {
+      this._result?.remove();
+      this._result = null;
+      return;
+    }
     this._result = this._exchange(this._result, this._layer(layer, "result").setOpacity(this._opacity));
+  }
+
+  /** Hide classes of the class map; values of the others are shown. */
+  hideClasses(hidden) {
+    this._hidden = hidden;
+    if (this._result?.options.hidden) this._result.hide(hidden);
   }
 
   /** Show the scene in three of its bands (default: true colours), as soon as the server has rendered its preview. */
@@ -216,7 +276,7 @@ export class SceneMap {
 }
 
 /** A coordinate system in pixels of the scene: row as lat, col as lng. */
-function pixelSystem(maxzoom) {
+export function pixelSystem(maxzoom) {
   const scale = 1 / 2 ** maxzoom;
   return L.extend({}, L.CRS.Simple, { transformation: L.transformation(scale, 0, scale, 0) });
 }

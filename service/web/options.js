@@ -1,4 +1,4 @@
-// The fields for bundle, stride, blend and masks, each with a sentence about its effect and cost.
+// The fields for the model and, under Advanced, stride, blend and masks: each with a sentence about its effect and cost.
 
 import { make } from "./dom.js";
 
@@ -9,7 +9,7 @@ const BLENDS = {
   none: "Each pixel gets the prediction of its own patch, as in the paper. Requires stride 1, which is the slowest.",
 };
 
-const SAME_BLEND = "Overlapping patches are weighted by distance: for this bundle, angle is the same as linear.";
+const SAME_BLEND = "Overlapping patches are weighted by distance: for this model, angle is the same as linear.";
 
 const MASK_HINT =
   "Kinds that become no data, separated by commas: cloud, shadow, cirrus, haze, snow, water, saturated, dilated-cloud; or none. Empty: cloud and shadow, where the product has them.";
@@ -17,7 +17,7 @@ const MASK_HINT =
 /** The form's fields; `read` returns their values. */
 export function makeOptions(models) {
   const byName = new Map(models.models.map((model) => [model.name, model]));
-  const modelField = selectField("model", "Bundle", models.models.map((model) => [model.name, model.title]));
+  const modelField = selectField("model", "Model", models.models.map((model) => [model.name, model.title]));
   modelField.select.value = models.default;
   const strideField = selectField("stride_px", "Stride", []);
   const blendField = selectField("blend", "Blend", Object.keys(BLENDS).map((name) => [name, name]));
@@ -28,7 +28,7 @@ export function makeOptions(models) {
     const model = byName.get(modelField.select.value);
     modelField.setHint(modelHint(model));
     fillStrides(strideField.select, model, blendField.select.value);
-    strideField.setHint(strideHint(Number(strideField.select.value), defaultStride(model)));
+    strideField.setHint(`${strideHint(Number(strideField.select.value), defaultStride(model))} ${costHint(model)}`);
     blendField.setHint(model.head === "token" && blendField.select.value === "angle" ? SAME_BLEND : BLENDS[blendField.select.value]);
   }
   let lastModel = null;
@@ -43,7 +43,17 @@ export function makeOptions(models) {
   for (const field of [modelField, strideField, blendField]) field.select.addEventListener("change", update);
   update();
   return {
-    element: make("div", { class: "options" }, modelField.element, strideField.element, blendField.element, maskField.element),
+    element: make(
+      "div",
+      { class: "options" },
+      modelField.element,
+      make(
+        "details",
+        { class: "advanced" },
+        make("summary", {}, "Advanced"),
+        make("div", { class: "option-grid" }, strideField.element, blendField.element, maskField.element),
+      ),
+    ),
     read: () => ({
       ...Object.fromEntries([modelField, strideField, blendField].map(({ select }) => [select.name, select.value])),
       ...(maskField.input.value.trim() ? { mask: maskField.input.value.trim() } : {}),
@@ -77,12 +87,14 @@ function modelHint(model) {
   const needs = range
     ? `Needs bands from ${Math.round(range[0])} to ${Math.round(range[1])} nm.`
     : `Needs ${model.bands} bands, in the order used in training.`;
-  const cost =
-    model.head === "token"
-      ? "Predicts all pixels of a patch at once, so a large stride is enough."
-      : "Predicts one pixel per patch, so the time depends on the stride.";
   const sensor = model.sensor ? `Trained on ${model.sensor}${model.acquired ? ` of ${model.acquired.slice(0, 10)}` : ""}.` : "";
-  return [model.description, `Classes: ${listed}.`, sensor, needs, cost].filter(Boolean).join(" ");
+  return [model.description, `It finds ${listed}.`, sensor, needs].filter(Boolean).join(" ");
+}
+
+function costHint(model) {
+  return model.head === "token"
+    ? "This model predicts all pixels of a patch at once, so a large stride is enough."
+    : "This model predicts one pixel per patch, so the time depends on the stride.";
 }
 
 function strideHint(stride, usual) {

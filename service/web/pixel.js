@@ -43,7 +43,7 @@ export function makePixelPanel(jobId, map, tilejson, signal) {
   });
   map.onSelect((position) => show(position));
   const section = make("section", { "aria-labelledby": "pixel-title" }, make("h2", { id: "pixel-title" }, "Pixel"), form, shown);
-  return { element: section, refresh: () => last && show(last, true) };
+  return { element: section, select: (position) => show(position), refresh: () => last && show(last, true) };
 }
 
 const textWithoutClass = (pixel) => (pixel.is_valid === false ? "no data" : "not mapped yet");

@@ -71,7 +71,7 @@ function niceStep(rough) {
 
 function explain(points) {
   const used = points.filter(({ isUsed }) => isUsed).length;
-  return used ? `The bundle uses ${used} of ${points.length} bands, which are marked below the curve.` : "";
+  return used ? `The model uses ${used} of ${points.length} bands, which are marked below the curve.` : "";
 }
 
 function description(known, unit) {

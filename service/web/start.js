@@ -1,6 +1,6 @@
 // The start view: the upload form and the list of jobs.
 
-import { documentOf, newIdempotencyKey, sendScene } from "./api.js";
+import { documentOf, newIdempotencyKey, request, sendScene } from "./api.js";
 import { announce, bytes, make, problemBox } from "./dom.js";
 import { showJobs } from "./jobs.js";
 import { makeOptions } from "./options.js";
@@ -16,10 +16,14 @@ export async function showStart(main, signal) {
   const card = make("section", { class: "card send", "aria-labelledby": "send-title" });
   const jobs = make("section", { class: "card", "aria-labelledby": "jobs-title" });
   main.append(card, jobs);
-  card.append(make("h1", { id: "send-title", tabindex: "-1" }, "Map a hyperspectral scene"));
+  card.append(
+    make("h1", { id: "send-title", tabindex: "-1" }, "Map a hyperspectral scene"),
+    make("p", {}, "Send an image with many spectral bands, and see which class each of its pixels belongs to: water, forest, crops or what the model has learned."),
+  );
   const models = await documentOf("models", { signal });
   if (signal.aborted) return;
   makeUploadForm(card, models, signal);
+  card.append(makeTrial(models.default, signal));
   await showJobs(jobs, signal);
 }
 
@@ -112,6 +116,37 @@ function makeUploadForm(section, models, signal) {
   if (upload) showUpload();
   else showEnd(null);
   section.append(form);
+}
+
+/** The part that maps a synthetic scene, for people without a scene at hand. */
+function makeTrial(model, signal) {
+  const status = make("div");
+  const button = make("button", { type: "button", "aria-describedby": "try-hint" }, "Try it");
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    status.replaceChildren(make("p", { class: "quiet", role: "status" }, "The demo scene is being made …"));
+    try {
+      const id = await mapDemoScene(model, signal);
+      if (!signal.aborted) location.hash = `#/jobs/${id}`;
+    } catch (error) {
+      if (error.name !== "AbortError") status.replaceChildren(problemBox(error.message));
+    }
+    button.disabled = false;
+  });
+  const hint = make("p", { class: "hint", id: "try-hint" }, "No scene at hand? The server makes a small one, 240 x 240 pixels, and maps it with the model that is chosen first.");
+  return make("div", { class: "trial" }, make("div", { class: "actions" }, button, hint), status);
+}
+
+/** The id of a job that maps the demo scene: the one that exists already, or a new one. */
+async function mapDemoScene(model, signal) {
+  const scene = await documentOf("scenes/demo", { method: "POST", signal });
+  const { jobs } = await documentOf("jobs?limit=100&status=accepted&status=running&status=successful", { signal });
+  const known = jobs.find((job) => job.scene_id === scene.id && job.model === model);
+  if (known) return known.jobID;
+  const body = JSON.stringify({ inputs: { scene: { href: `/scenes/${scene.id}` }, model } });
+  const headers = { "Content-Type": "application/json", Prefer: "respond-async" };
+  const response = await request("processes/classify-scene/execution", { method: "POST", headers, body, signal });
+  return (await response.json()).jobID;
 }
 
 function fileItem(file, remove) {

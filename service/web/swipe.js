@@ -54,6 +54,11 @@ export class Swipe {
     this._clip();
   }
 
+  /** The part left of the line. */
+  get share() {
+    return this._share;
+  }
+
   _clip() {
     const size = this._map.getSize();
     const { x: left, y: top } = this._map.containerPointToLayerPoint([size.x * this._share, 0]);

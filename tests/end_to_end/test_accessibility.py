@@ -66,6 +66,11 @@ def test_axe_finds_nothing_serious_on_a_map(view, colored, mapped):
     view.get_by_label("Swipe: scene left, map right").check()
     view.get_by_label("Shown on the map").select_option("confidence")
     assert findings(view) == []
+    view.get_by_role("button", name="Show only water").click()
+    view.get_by_label("Second map beside it").check()
+    view.get_by_text("Advanced").click()
+    expect(view.locator(".map.second img").first).to_be_visible()
+    assert findings(view) == []
     view.get_by_role("button", name="Dismiss this map").click()
     expect(view.get_by_role("dialog")).to_be_visible()
     assert findings(view) == []

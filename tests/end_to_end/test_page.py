@@ -149,6 +149,7 @@ def test_a_product_is_sent_with_its_files_and_shows_its_sensor_and_date(page, tm
             page.set_input_files("#files", [str(path) for path in product.iterdir()])
         expect(page.locator("#file-check")).to_have_text("EnMAP L2A of 2022-07-24, ready to send.")
         assert page.locator(".files li").count() == (1 if given == "zip" else 7)
+        page.get_by_text("Advanced").click()
         page.get_by_label("Masks of a product").fill("cloud, cirrus")
         page.get_by_role("button", name="Map it").click()
         wait_for_map(page)
@@ -215,6 +216,7 @@ def test_options_describe_their_cost_and_are_sent(page, colored, tif):
     page.goto(colored.url)
     page.set_input_files("#files", str(tif))
     expect(page.locator("#model-hint")).to_contain_text("water, meadow, roof")
+    page.get_by_text("Advanced").click()
     page.select_option("#stride_px", "2")
     expect(page.locator("#stride_px-hint")).to_contain_text("about 4 times the work of stride 4")
     page.select_option("#blend", "none")
@@ -225,6 +227,27 @@ def test_options_describe_their_cost_and_are_sent(page, colored, tif):
     wait_for_map(page)
     settings = colored.job(page.url[-32:])["settings"]
     assert (settings["stride_px"], settings["blend"]) == (8, "linear")
+
+
+def test_a_newcomer_reads_no_technical_word_before_advanced(page, colored, mapped):
+    for url in ("", f"#/jobs/{mapped}"):
+        page.goto(f"{colored.url}/{url}")
+        expect(page.get_by_text("Advanced")).to_be_visible()
+        assert not re.search("bundle|stride|blend|patch", page.locator("main").inner_text(), re.IGNORECASE)
+        page.get_by_text("Advanced").click()
+        expect(page.locator("details")).to_contain_text(re.compile("stride", re.IGNORECASE))
+
+
+def test_the_demo_scene_is_mapped_at_once_and_once_only(page, slow_server):
+    for _ in range(2):
+        page.goto(slow_server.url)
+        page.get_by_role("button", name="Try it").click()
+        page.wait_for_url(re.compile(r"#/jobs/[0-9a-f]{32}$"))
+        expect(page.get_by_role("heading", level=1)).to_have_text("demo.tif")
+        expect(page.locator(".leaflet-tile-pane img").first).to_be_visible()  # before it is mapped
+    jobs = [job for job in slow_server.client.get("/jobs").json()["jobs"] if job["scene"] == "demo.tif"]
+    assert [job["jobID"] for job in jobs] == [page.url[-32:]]
+    slow_server.client.delete(f"/jobs/{jobs[0]['jobID']}")
 
 
 def test_the_servers_error_message_is_shown(page, colored, tmp_path):
@@ -286,6 +309,7 @@ def test_sending_can_be_stopped(page, colored, tif):
 def test_progress_is_shown_and_the_page_can_be_opened_again(page, open_page, slow_server, large):
     page.goto(slow_server.url)
     page.set_input_files("#files", str(large))
+    page.get_by_text("Advanced").click()
     page.select_option("#stride_px", "1")
     page.get_by_role("button", name="Map it").click()
     text = page.locator("#progress-text")
@@ -574,6 +598,7 @@ def test_every_result_can_be_downloaded(page, colored, mapped):
 
 def test_the_url_for_qgis_serves_tiles(page, colored, mapped):
     open_job(page, colored, mapped)
+    page.get_by_text("Advanced").click()
     url = page.get_by_label("For QGIS").input_value()
     assert "{z}/{x}/{y}" in url
     response = colored.client.get(unquote(url).format(z=0, x=0, y=0))
@@ -734,8 +759,10 @@ def test_every_control_of_the_start_page_is_reached_by_tab_with_visible_focus(pa
     page.goto(colored.url)
     expect(page.locator(".jobs a").first).to_be_visible()
     reached = []
-    for _ in range(12):
+    for _ in range(15):
         page.keyboard.press("Tab")
+        if page.evaluate("() => document.activeElement.tagName") == "SUMMARY":
+            page.keyboard.press("Enter")  # opens Advanced
         reached.append(
             page.evaluate(
                 """() => {
@@ -746,7 +773,7 @@ def test_every_control_of_the_start_page_is_reached_by_tab_with_visible_focus(pa
             )
         )
     outlines = dict(reached)
-    for name in ("skip", "brand", "Maps", "files", "model", "stride_px", "blend"):
+    for name in ("skip", "brand", "Maps", "files", "model", "Advanced", "stride_px", "blend", "Try it"):
         assert outlines[name] == "solid"
 
 
