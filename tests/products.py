@@ -517,3 +517,36 @@ def write_desis(folder: Path, values: np.ndarray, wavelengths: np.ndarray | None
     quality[0, 1, 1], quality[5, 2, 2], quality[6, 3, 3], quality[7, 4, 4] = 1, 1, 1, 1
     _write_layers(folder / f"{stem}-QL_QUALITY-2.tif", quality, None)
     return folder
+
+
+def prisma_samples(rows: int = 9, cols: int = 7) -> np.ndarray:
+    """Samples (rows, cols, bands of both detectors), with two rows without data."""
+    samples = np.random.default_rng(1).integers(1, 65535, (rows, cols, len(PRISMA_VNIR) + len(PRISMA_SWIR)))
+    samples[:2] = 0
+    return samples
+
+
+KINDS = ("EnMAP", "EnMAP L1B", "PRISMA", "PRISMA L1", "EMIT", "NEON", "Tanager", "Tanager basic", "PACE", "AVIRIS-3",
+         "AVIRIS-3 radiance", "AVIRIS-NG", "DESIS", "netCDF-3")  # fmt: skip
+
+
+def write_any(kind: str, folder: Path) -> Path:
+    """A product of 20 x 17 pixels of one of KINDS, in a new folder."""
+    folder.mkdir()
+    cube = smooth_cube(20, 17, len(EMIT_NM))
+    return {
+        "EnMAP": lambda: zipped(write_enmap(folder / ENMAP_STEM, enmap_values(20, 17)), folder / "p.zip"),
+        "PRISMA": lambda: write_prisma(folder / "p.he5", prisma_samples(20, 17)),
+        "PRISMA L1": lambda: write_prisma(folder / "p.he5", prisma_samples(20, 17), "L1"),
+        "EMIT": lambda: write_emit(folder, cube),
+        "NEON": lambda: write_neon(folder / "n.h5", cube),
+        "Tanager": lambda: write_tanager(folder / "t.h5", cube),
+        "Tanager basic": lambda: write_tanager(folder / "t.h5", cube, is_ortho=False),
+        "PACE": lambda: write_pace(folder / "PACE_OCI.nc", cube[..., [0, 1, 2, 3, 5]]),
+        "AVIRIS-3": lambda: write_aviris3(folder / "AV3.nc", cube),
+        "AVIRIS-3 radiance": lambda: write_aviris3_radiance(folder / "AV3.nc", cube),
+        "AVIRIS-NG": lambda: write_aviris_ng(folder / "ang", cube, has_table=False),
+        "EnMAP L1B": lambda: write_enmap_l1b(folder / ENMAP_STEM, enmap_values(20, 17)),
+        "DESIS": lambda: write_desis(folder / "desis", (cube * 10_000).astype(np.int16), EMIT_NM),
+        "netCDF-3": lambda: write_netcdf3(folder / "cube.nc", cube, "brc", 2),
+    }[kind]()

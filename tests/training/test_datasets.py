@@ -15,10 +15,10 @@ from rasterio.transform import Affine, from_origin
 from rasterio.warp import transform as transform_points
 
 from hyperscene.errors import LabelsUnusable, SceneUnreadable, SceneUnusable, ServiceError
-from hyperscene.service.mapping.scenes import open_scene
+from hyperscene.service.mapping.scenes import open_scene, read_cube
 from hyperscene.training.data.datasets import LabelledFiles, LabelledScene, load_labelled_scene
 from hyperscene.training.data.swath_labels import ground_grid
-from tests.products import ENMAP_STEM, enmap_masks, enmap_values, positions, write_enmap, write_prisma
+from tests.products import ENMAP_STEM, KINDS, enmap_masks, enmap_values, positions, write_any, write_enmap, write_prisma
 from tests.scenes import GRID, UTM, quadrants, spectra_of, write_envi, write_tif
 
 LABELS = quadrants(12, 10)
@@ -428,6 +428,19 @@ def test_labels_on_the_ground_are_brought_to_the_pixels_of_a_swath(tmp_path):
     np.testing.assert_array_equal(drawn[drawn > 0], truth[drawn > 0])
     sensor = write_tif(tmp_path / "sensor.tif", truth, crs=None, transform=None)
     np.testing.assert_array_equal(load_labelled_scene(LabelledFiles(swath, sensor)).labels, truth)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_product_can_be_trained_on(tmp_path, kind):
+    product = write_any(kind, tmp_path / "product")
+    scene = open_scene(product)
+    labels = np.tile(np.arange(scene.cols, dtype=np.uint8) % 2 + 1, (scene.rows, 1))
+    np.save(tmp_path / "labels.npy", labels)
+    found = load_labelled_scene(LabelledFiles(product, tmp_path / "labels.npy"))
+    values, valid = read_cube(scene)
+    np.testing.assert_array_equal(found.labels, np.where(valid, labels, 0))
+    np.testing.assert_array_equal(found.cube[valid], values[valid])
+    assert (found.sensor, found.acquired) == (scene.sensor, scene.acquired)
 
 
 def test_a_product_is_labelled_without_its_clouds(tmp_path):

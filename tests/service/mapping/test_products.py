@@ -41,6 +41,7 @@ from tests.products import (
     ENMAP_HEIGHT_M,
     ENMAP_NM,
     ENMAP_STEM,
+    KINDS,
     NEON_NM,
     NODATA,
     PRISMA_MIN_MAX,
@@ -51,7 +52,9 @@ from tests.products import (
     enmap_values,
     lookup_table,
     positions,
+    prisma_samples,
     smooth_cube,
+    write_any,
     write_aviris3,
     write_aviris3_radiance,
     write_aviris_ng,
@@ -329,12 +332,6 @@ def test_hostile_metadata_are_refused(enmap, text, words):
     (folder / f"{ENMAP_STEM}-METADATA.XML").write_text(text)
     with pytest.raises(SceneUnreadable, match=rf"METADATA\.XML {words}|METADATA\.XML is {words}"):
         open_scene(folder)
-
-
-def prisma_samples(rows=9, cols=7):
-    samples = np.random.default_rng(1).integers(1, 65535, (rows, cols, len(PRISMA_VNIR) + len(PRISMA_SWIR)))
-    samples[:2] = 0
-    return samples
 
 
 def test_a_prisma_l2d_product_is_scaled_ordered_and_georeferenced(tmp_path):
@@ -638,32 +635,6 @@ def reference(scene, bundle, folder):
 @pytest.fixture(scope="module")
 def small_bundle(tmp_path_factory):
     return load_bundle(write_patch_bundle(tmp_path_factory.mktemp("bundle") / "b.onnx", patch_px=8))
-
-
-def write_any(kind, folder):
-    """One small product of each kind."""
-    folder.mkdir()
-    cube = smooth_cube(20, 17, len(EMIT_NM))
-    return {
-        "EnMAP": lambda: zipped(write_enmap(folder / ENMAP_STEM, enmap_values(20, 17)), folder / "p.zip"),
-        "PRISMA": lambda: write_prisma(folder / "p.he5", prisma_samples(20, 17)),
-        "PRISMA L1": lambda: write_prisma(folder / "p.he5", prisma_samples(20, 17), "L1"),
-        "EMIT": lambda: write_emit(folder, cube),
-        "NEON": lambda: write_neon(folder / "n.h5", cube),
-        "Tanager": lambda: write_tanager(folder / "t.h5", cube),
-        "Tanager basic": lambda: write_tanager(folder / "t.h5", cube, is_ortho=False),
-        "PACE": lambda: write_pace(folder / "PACE_OCI.nc", cube[..., [0, 1, 2, 3, 5]]),
-        "AVIRIS-3": lambda: write_aviris3(folder / "AV3.nc", cube),
-        "AVIRIS-3 radiance": lambda: write_aviris3_radiance(folder / "AV3.nc", cube),
-        "AVIRIS-NG": lambda: write_aviris_ng(folder / "ang", cube, has_table=False),
-        "EnMAP L1B": lambda: write_enmap_l1b(folder / ENMAP_STEM, enmap_values(20, 17)),
-        "DESIS": lambda: write_desis(folder / "desis", (cube * 10_000).astype(np.int16), EMIT_NM),
-        "netCDF-3": lambda: write_netcdf3(folder / "cube.nc", cube, "brc", 2),
-    }[kind]()
-
-
-KINDS = ("EnMAP", "EnMAP L1B", "PRISMA", "PRISMA L1", "EMIT", "NEON", "Tanager", "Tanager basic", "PACE", "AVIRIS-3",
-         "AVIRIS-3 radiance", "AVIRIS-NG", "DESIS", "netCDF-3")  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
