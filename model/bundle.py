@@ -52,6 +52,20 @@ class ReferenceCheck(BaseModel):
     probabilities: list[Any] = Field(repr=False)  # nested like the graph's output
 
 
+class Applicability(BaseModel):
+    """Where the training pixels lie in spectral space, and how far from them the model still applies."""
+
+    model_config = ConfigDict(frozen=True)
+
+    components: int = Field(ge=1)
+    projection: str = Field(repr=False)  # base64 of float32 (bands, components), from standardised bands
+    prototypes: str = Field(repr=False)  # base64 of float32 (n, components)
+    window_px: int = Field(ge=1)  # components are averaged over so many pixels in both directions
+    threshold: float = Field(gt=0)  # distance from the nearest prototype
+    share: float = Field(gt=0, lt=1)  # of the held-out training pixels that lie within the threshold
+    held_out: Literal["clusters", "pixels"]
+
+
 class Manifest(BaseModel):
     """What the network expects and what its output means."""
 
@@ -73,6 +87,7 @@ class Manifest(BaseModel):
     temperature: float = Field(1.0, gt=0)  # divides the logits, so that confidence is calibrated
     nodata_fill: list[FiniteFloat]  # per band, in the scene's units: replaces invalid pixels inside a patch
     training: dict[str, Any]
+    applicability: Applicability | None = None  # of older bundles, which do not have it
     check: ReferenceCheck
     # The file's sha256, computed with zeros instead of these 64 characters; reveals any later change to the file.
     digest: str | None = Field(None, pattern="^[0-9a-f]{64}$")

@@ -26,6 +26,7 @@ from hyperscene.training.baselines import score_baselines
 from hyperscene.training.data.datasets import LabelledFiles, LabelledScene, load_labelled_scene
 from hyperscene.training.data.splits import Pixels, Split, SplitName, draw_some, split_labels, split_warnings
 from hyperscene.training.evaluate import Scores, classify_pixels, map_array, score, score_line, score_table
+from hyperscene.training.fit.applicability import fit_applicability
 from hyperscene.training.fit.checkpoints import require_checkpoint
 from hyperscene.training.fit.compute import Compute, choose_compute
 from hyperscene.training.fit.cross_validation import CrossValidation, advice, validation_lines
@@ -160,7 +161,8 @@ def train(
         scores, baselines = _score(options, graph, fitted, scene, split, say)
     record = _record(options, scene, split, config, recipe, compute, fitted, scores)
     with clock.stage("export"):
-        bundle = write_bundle(graph, fitted, scene, options.name or options.output.stem, record, options.output)
+        found = fit_applicability(scene, split, options.seed)
+        bundle = write_bundle(graph, fitted, scene, options.name or options.output.stem, record, options.output, found)
     options.checkpoint.unlink(missing_ok=True)
     return Trained(bundle, scores, fitted.validation, baselines, scene, clock.seconds)
 

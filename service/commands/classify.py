@@ -41,6 +41,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser)
     parser.add_argument("--strip-px", type=int, default=0, metavar="N", help="rows per strip (by memory)")
     parser.add_argument(
+        "--unknown", action="store_true", help='give pixels outside the area of applicability the class "unknown"'
+    )
+    parser.add_argument(
         "--probability-type",
         choices=PROBABILITY_TYPES,
         default="uint8",
@@ -55,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Map the scene and print the summary."""
-    mapping = MapOptions(options.stride, options.blend, options.probability_type, options.strip_px)
+    mapping = MapOptions(options.stride, options.blend, options.probability_type, options.strip_px, options.unknown)
     summary = _map_locally(options, mapping) if options.server is None else _map_remotely(options, mapping)
     print_summary(summary, options.output)
     return DONE

@@ -76,6 +76,16 @@ class Tally:
     def mean_confidence(self) -> float | None:
         return self._confidence / self.valid_pixels if self.valid_pixels else None
 
+    def move(self, moved: NDArray[np.int64]) -> None:
+        """Count pixels (rows, classes with 0) as the last class instead."""
+        total = moved.sum(axis=0)
+        self.pixels[: len(total)] -= total
+        self.pixels[-1] += total.sum()
+        area = pixel_hectares(self._scene, 0, len(moved))
+        if self.hectares is not None and area is not None:
+            self.hectares[: len(total)] -= area @ moved
+            self.hectares[-1] += (area @ moved).sum()
+
     def warnings(self) -> list[str]:
         """Warnings about the counts."""
         found = []
@@ -283,6 +293,11 @@ def make_item(scene: Scene, bundle: Bundle, name: str) -> dict[str, Any]:
     }
     if footprint is not None:
         item["bbox"] = footprint[1]
+    if bundle.manifest.applicability is not None:
+        item["assets"]["applicability"] = dict(item["assets"]["confidence"]) | {
+            "href": "./applicability.tif",
+            "title": "Distance from the training pixels, as a share of the threshold",
+        }
     if scene.masks:
         item["assets"]["mask"] = dict(item["assets"]["confidence"]) | {
             "href": "./mask.tif",

@@ -25,6 +25,7 @@ class MapOptions:
     blend: Blend = "angle"
     probability_type: ProbabilityType = "uint8"
     strip_px: int = 0
+    unknown: bool = False  # pixels outside the area of applicability get a class of their own
 
     def settled(self, manifest: Manifest, cols: int, max_strip_px: int = MAX_STRIP_PX) -> MapOptions:
         """The same options with all defaults filled in; raises OptionsUnusable."""
@@ -41,6 +42,11 @@ class MapOptions:
             raise OptionsUnusable(
                 f"the probability type must be one of {', '.join(PROBABILITY_TYPES)}, not {self.probability_type}"
             )
+        if self.unknown and manifest.applicability is None:
+            raise OptionsUnusable(
+                f"the bundle {manifest.name} carries no statistics of what it learnt from, so nothing can be called "
+                "unknown: train it again, or leave out unknown"
+            )
         if self.blend == "none" and stride_px != 1:
             raise OptionsUnusable(
                 "blend none gives each pixel its own patch and needs stride 1; with a larger stride use linear or angle"
@@ -50,7 +56,7 @@ class MapOptions:
         # A `token` patch votes once per pixel: so many votes per cell of the lattice.
         votes = (manifest.patch_px // stride_px) ** 2 if manifest.head == "token" and self.blend != "none" else 1
         strip_px = self.strip_px or _strip_px(cols * 4 * (manifest.bands + votes * manifest.classes), max_strip_px)
-        return MapOptions(stride_px, self.blend, self.probability_type, strip_px)
+        return MapOptions(stride_px, self.blend, self.probability_type, strip_px, self.unknown)
 
 
 def allowed_strides(manifest: Manifest) -> list[int]:

@@ -15,8 +15,8 @@ from hyperscene.service.mapping.rasters import RASTERS
 from hyperscene.service.mapping.scenes import Scene
 
 RESULTS = (*RASTERS, "classes.qml", "preview.png", "summary.json", "item.json")
-# For products with masks.
-OPTIONAL_RESULTS = ("mask.tif",)
+# For products with masks, and for bundles with statistics of what they learnt from.
+OPTIONAL_RESULTS = ("mask.tif", "applicability.tif")
 
 
 def check_output(scene: Path, output: Path) -> None:

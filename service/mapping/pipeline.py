@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hyperscene.errors import write_error
 from hyperscene.model.bundle import Bundle
+from hyperscene.service.mapping.applicability import APPLICABILITY_NAME, with_unknown, write_applicability
 from hyperscene.service.mapping.band_view import BandView, Sample, band_warnings, unit_warning, view_scene
 from hyperscene.service.mapping.classify import BEFORE_STRIPS, RemoteEngine, RunControl
 from hyperscene.service.mapping.engines import Engine
@@ -62,17 +63,18 @@ def map_scene(
     view = view_scene(scene, manifest)
     options = options.settled(manifest, scene.cols)
     plan = plan_scene(scene.rows, scene.cols, manifest, options, engine.batch)
+    shown = with_unknown(manifest) if options.unknown else manifest  # the classes of the map
     warnings = [*scene.warnings, *band_warnings(view.match, manifest)]
     if not is_remote(scene.path):
         check_output(scene.path, output)
     with temporary_output(output) as folder:
         require_space(folder, scene, manifest, options, control.checkpoint)
-        tally, stop = Tally(scene, manifest), Stop(control.cancelled)
+        tally, stop = Tally(scene, shown), Stop(control.cancelled)
         checkpoint = None
         if control.checkpoint is not None:
             checkpoint = open_checkpoint(control.checkpoint, scene, bundle, engine, options)
         mapper = StripMapper(engine, manifest, plan, options.blend, clock, control, checkpoint)
-        with MapWriter(folder, scene, manifest, options.probability_type) as writer:
+        with MapWriter(folder, scene, manifest, options.probability_type, shown) as writer:
             for strip in _strips_in_order(mapper, view, plan, options.probability_type, checkpoint, control):
                 with clock.stage("write"):
                     writer.write(strip)
@@ -84,6 +86,15 @@ def map_scene(
             require_unchanged(scene)
         warnings += [*([unusual] if unusual else []), *tally.warnings()]
         rasters = (*RASTERS, *([MASK_NAME] if scene.masks else []))
+        known = {}
+        if manifest.applicability is not None:
+            with clock.stage("applicability"):
+                coverage, moved = write_applicability(
+                    folder, view, manifest, manifest.applicability, stop, marks_unknown=options.unknown
+                )
+                if options.unknown:
+                    tally.move(moved)
+            rasters, known = (*rasters, APPLICABILITY_NAME), coverage.record(manifest.applicability)
         masked = write_mask(folder, scene) if scene.masks else {}
         with clock.stage("lay out"):
             placed = _lay_out(scene, folder, rasters, tally)
@@ -91,13 +102,15 @@ def map_scene(
             for name in rasters:
                 _optimise_until_cancelled(stop, folder, name, engine.callers)
             write_preview(folder / "preview.png", folder / "classes.tif")
-        write_style(folder / "classes.qml", manifest)
-        summary = make_summary(placed, bundle, engine, tally, warnings, settings=asdict(options))
+        write_style(folder / "classes.qml", shown)
+        shown_bundle = replace(bundle, manifest=shown)
+        summary = make_summary(placed, shown_bundle, engine, tally, warnings, settings=asdict(options))
         summary["scene"] |= {"rows": scene.rows, "cols": scene.cols}
+        summary |= {"applicability": known} if known else {}
         summary |= {"masked_pixels": masked} if masked else {}
         summary |= {"seconds": _rounded(clock.seconds, time.perf_counter() - began)}
         write_json(folder / "summary.json", summary)
-        write_json(folder / "item.json", make_item(placed, bundle, item_id or output.name))
+        write_json(folder / "item.json", make_item(placed, shown_bundle, item_id or output.name))
         move_results(folder, output)
     return summary
 

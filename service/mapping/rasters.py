@@ -26,12 +26,23 @@ GDAL_ENV = {"GDAL_PAM_ENABLED": "NO", "GDAL_CACHEMAX": CACHE_BYTES}
 
 
 class MapWriter:
-    """Writes the three rasters strip by strip; size and georeference are those of the scene."""
+    """Writes the three rasters strip by strip; size and georeference are those of the scene.
 
-    def __init__(self, folder: Path, scene: Scene, manifest: Manifest, probability_type: ProbabilityType) -> None:
+    `shown` has the legend of the class raster, if that has more classes than the bundle.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        scene: Scene,
+        manifest: Manifest,
+        probability_type: ProbabilityType,
+        shown: Manifest | None = None,
+    ) -> None:
         self._folder = folder
         self._scene = scene
         self._manifest = manifest
+        self._shown = shown or manifest
         self._type = probability_type
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
@@ -47,7 +58,7 @@ class MapWriter:
 
     def _create(self) -> None:
         nodata = BYTE_NODATA if self._type == "uint8" else float("nan")
-        self._open("classes.tif", 1, class_type(self._manifest.classes), 0)
+        self._open("classes.tif", 1, class_type(self._shown.classes), 0)
         self._open("probabilities.tif", self._manifest.classes, self._type, nodata)
         self._open("confidence.tif", 1, self._type, nodata)
 
@@ -81,10 +92,10 @@ class MapWriter:
         manifest = self._manifest
         classes, probabilities, confidence = (self._files[name] for name in RASTERS)
         colors = {0: (0, 0, 0, 0)}
-        colors |= {value: (*rgb(color), 255) for value, color in enumerate(manifest.class_colors, start=1)}
+        colors |= {value: (*rgb(color), 255) for value, color in enumerate(self._shown.class_colors, start=1)}
         classes.write_colormap(1, colors)
         classes.set_band_description(1, "class")
-        classes.update_tags(class_names="{" + ", ".join(["no data", *manifest.class_names]) + "}")
+        classes.update_tags(class_names="{" + ", ".join(["no data", *self._shown.class_names]) + "}")
         for band, name in enumerate(manifest.class_names, start=1):
             probabilities.set_band_description(band, name)
         confidence.set_band_description(1, "confidence")

@@ -22,6 +22,7 @@ from hyperscene.model.bundle import (
     CHECK_TOLERANCE,
     MANIFEST_KEY,
     NO_DIGEST,
+    Applicability,
     Bundle,
     Manifest,
     ReferenceCheck,
@@ -131,10 +132,11 @@ def write_bundle(
     name: str,
     training: dict[str, Any],
     output: Path,
+    applicability: Applicability | None = None,
 ) -> Bundle:
     """Add the manifest and the digest, write the file, and load it as the service does; never leaves a partial file."""
     unfinished = output.with_name(output.name + ".part")
-    content = bundle_content(graph, fitted, scene, name, training)
+    content = bundle_content(graph, fitted, scene, name, training, applicability)
     try:
         unfinished.write_bytes(content)
         load_bundle(unfinished)
@@ -147,16 +149,28 @@ def write_bundle(
 
 
 def bundle_content(
-    graph: onnx.ModelProto, fitted: Fitted, scene: LabelledScene, name: str, training: dict[str, Any]
+    graph: onnx.ModelProto,
+    fitted: Fitted,
+    scene: LabelledScene,
+    name: str,
+    training: dict[str, Any],
+    applicability: Applicability | None = None,
 ) -> bytes:
     """The bytes of a bundle's file: the graph with manifest and digest."""
-    manifest = _describe(graph.SerializeToString(), fitted, scene, name, training)
+    manifest = _describe(graph.SerializeToString(), fitted, scene, name, training, applicability)
     # In the order of its fields, so that the same training gives the same bytes.
     onnx.helper.set_model_props(graph, {MANIFEST_KEY: manifest.model_dump_json()})
     return sealed(graph.SerializeToString())
 
 
-def _describe(content: bytes, fitted: Fitted, scene: LabelledScene, name: str, training: dict[str, Any]) -> Manifest:
+def _describe(
+    content: bytes,
+    fitted: Fitted,
+    scene: LabelledScene,
+    name: str,
+    training: dict[str, Any],
+    applicability: Applicability | None,
+) -> Manifest:
     config = fitted.network.config
     mean, std = scene.band_mean.tolist(), scene.band_std.tolist()
     half = config.patch_px // 2
@@ -183,6 +197,7 @@ def _describe(content: bytes, fitted: Fitted, scene: LabelledScene, name: str, t
         temperature=fitted.temperature,
         nodata_fill=mean,
         training=training,
+        applicability=applicability,
         digest=NO_DIGEST,
         check=check.model_copy(update={"probabilities": np.round(probabilities, 7).astype(float).round(7).tolist()}),
     )

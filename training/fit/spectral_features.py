@@ -31,20 +31,30 @@ class SpectralFeatures:
 
     @classmethod
     def of(cls, scene: LabelledScene) -> SpectralFeatures:
-        """Standardise the bands, whiten the noise, and keep the components of largest variance."""
-        _, cols, bands = scene.cube.shape
-        flat = scene.standardised().reshape(-1, bands)
-        upper = _subsample(np.flatnonzero(scene.valid[1:] & scene.valid[:-1]))
-        whitening = _noise_whitening((flat[upper + cols] - flat[upper]) / math.sqrt(2))
-        sample = flat[_subsample(np.flatnonzero(scene.valid))] @ whitening
-        covariance = _covariance(sample) if len(sample) > 1 else np.eye(bands)
-        variances, directions = np.linalg.eigh(covariance)
-        chosen = directions[:, np.argsort(-variances)[:COMPONENTS]]
-        return cls(flat, flat @ (whitening @ chosen).astype(np.float32))
+        """Standardise the bands and transform them."""
+        flat = scene.standardised().reshape(-1, scene.cube.shape[-1])
+        return cls(flat, flat @ mnf_projection(scene, flat))
 
     def smoothed(self, graph: PixelGraph) -> SpectralFeatures:
         """The same features, averaged over similar neighbours."""
         return SpectralFeatures(graph.smooth(self.standardised), graph.smooth(self.components))
+
+
+def mnf_projection(scene: LabelledScene, flat: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    """The matrix (bands, COMPONENTS) from standardised bands to the components of largest variance; white noise.
+
+    `flat` are the scene's standardised pixels (pixels, bands), if they are at hand.
+    """
+    _, cols, bands = scene.cube.shape
+    flat = scene.standardised().reshape(-1, bands) if flat is None else flat
+    upper = _subsample(np.flatnonzero(scene.valid[1:] & scene.valid[:-1]))
+    whitening = _noise_whitening((flat[upper + cols] - flat[upper]) / math.sqrt(2))
+    sample = flat[_subsample(np.flatnonzero(scene.valid))] @ whitening
+    covariance = _covariance(sample) if len(sample) > 1 else np.eye(bands)
+    variances, directions = np.linalg.eigh(covariance)
+    chosen = directions[:, np.argsort(-variances)[:COMPONENTS]]
+    projection: NDArray[np.float32] = (whitening @ chosen).astype(np.float32)
+    return projection
 
 
 def _subsample(indices: NDArray[np.int64]) -> NDArray[np.int64]:
