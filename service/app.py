@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hyperscene.errors import OptionsUnusable, OutputUnwritable
 from hyperscene.service import logs
-from hyperscene.service.api import classify, examples, health, jobs, models, processes, scenes, tiles
+from hyperscene.service.api import assessments, classify, examples, health, jobs, models, processes, scenes, tiles
 from hyperscene.service.api.context import OwnerDep, Service
 from hyperscene.service.api.job_watcher import JobWatcher
 from hyperscene.service.api.openapi import install_openapi
@@ -31,6 +31,7 @@ from hyperscene.service.api.problems import UnexpectedErrors, add_exception_hand
 from hyperscene.service.api.processes import OPENAPI_TYPE
 from hyperscene.service.jobs.admission import Admission
 from hyperscene.service.jobs.adoption import open_store, sweep
+from hyperscene.service.jobs.assessments import Assessments
 from hyperscene.service.jobs.disk import close_to_others, flush
 from hyperscene.service.jobs.inspector import Inspector
 from hyperscene.service.jobs.layers import LayerReader
@@ -52,6 +53,7 @@ TAGS = [
     {"name": "maps", "description": "Upload a scene, get its map"},
     {"name": "scenes", "description": "Upload once, map often"},
     {"name": "jobs", "description": "Status, progress, results"},
+    {"name": "assessment", "description": "Check a map; accuracy and areas with intervals, reports, comparison"},
     {"name": "tiles", "description": "Map tiles for browsers and QGIS, and single pixels"},
     {"name": "models", "description": "The registered bundles"},
     {"name": "OGC API - Processes", "description": "Version 1.0: core, json, oas30, job-list, dismiss"},
@@ -86,7 +88,7 @@ def create_app(settings: Settings | None = None, resources: Resources | None = N
         redoc_url=None,
     )
     add_exception_handlers(app)
-    for part in (classify, scenes, jobs, tiles, models, processes, health):
+    for part in (classify, scenes, jobs, tiles, assessments, models, processes, health):
         app.include_router(part.router)
     _serve_openapi(app)
     add_page(app)
@@ -187,7 +189,8 @@ async def running_service(settings: Settings, resources: Resources) -> AsyncIter
     supervisor.start()
     housekeeping = asyncio.create_task(_expire_forever(admission, settings))
     try:
-        yield Service(settings, resources.store, resources.models, admission, job_watcher, layers), supervisor
+        assessed = Assessments(settings, resources.models)
+        yield Service(settings, resources.store, resources.models, admission, job_watcher, layers, assessed), supervisor
     finally:
         housekeeping.cancel()
         job_watcher.stop()

@@ -17,6 +17,7 @@ from starlette.types import Receive
 from hyperscene.errors import NoSuchJob, Unauthorized, format_duration
 from hyperscene.service.api.job_watcher import JobWatcher
 from hyperscene.service.jobs.admission import Admission
+from hyperscene.service.jobs.assessments import Assessments
 from hyperscene.service.jobs.layers import LayerReader
 from hyperscene.service.jobs.models import Models
 from hyperscene.service.jobs.readiness import engine_warnings, not_ready_reasons
@@ -47,6 +48,7 @@ class Service:
     admission: Admission
     job_watcher: JobWatcher
     layers: LayerReader
+    assessments: Assessments
     started: float = field(default_factory=time.time)
     _readiness: _Readiness = field(default_factory=_Readiness)
 

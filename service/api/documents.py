@@ -26,7 +26,10 @@ OUTPUTS = {
     "item": ("item.json", "application/geo+json", "STAC Item of the result"),
 }
 # Those of some maps only.
-OPTIONAL_OUTPUTS = {"mask": ("mask.tif", "image/tiff", "Why pixels have no class: no data, or a mask of the product")}
+OPTIONAL_OUTPUTS = {
+    "mask": ("mask.tif", "image/tiff", "Why pixels have no class: no data, or a mask of the product"),
+    "applicability": ("applicability.tif", "image/tiff", "How far pixels lie from what the model learnt from"),
+}
 ALL_OUTPUTS = OUTPUTS | OPTIONAL_OUTPUTS
 MEDIA_TYPES = {name: media_type for name, media_type, _ in ALL_OUTPUTS.values()}
 ZIP_NAME = "results.zip"

@@ -20,6 +20,10 @@ from hyperscene.service.jobs.records import JobRecord
 ZIP_TYPE = "application/zip"
 READ_BYTES = 1 << 20
 OPTIONAL_FILES = {name for name, _, _ in OPTIONAL_OUTPUTS.values()}
+WHY_MISSING = {
+    "mask.tif": "its scene is no product with masks",
+    "applicability.tif": "its model carries no statistics of what it learnt from",
+}
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 FILES: dict[str, Any] = {  # the results by media type, for the OpenAPI document
     media_type: (
@@ -66,7 +70,7 @@ def file_response(service: Service, job: JobRecord, name: str, request: Request 
         found = path.stat()
     except OSError as error:
         if name in OPTIONAL_FILES and path.parent.is_dir():
-            raise NoSuchResult(f"the map of job {job.id} has no {name}: its scene is no product with masks") from error
+            raise NoSuchResult(f"the map of job {job.id} has no {name}: {WHY_MISSING[name]}") from error
         raise results_removed(job) from error
     if request is not None and request.method == "HEAD":  # Range applies to GET only
         headers |= {"Content-Length": str(found.st_size), "Accept-Ranges": "bytes"}

@@ -168,7 +168,8 @@ class LayerReader:
         )
         legend = _legend(view.summary)
         found = None if value is None else legend[int(value) - 1]
-        shown = [entry | {"probability": share} for entry, share in zip(legend, shares, strict=True)]
+        known = legend[: len(shares)]  # the class "unknown" has no probability
+        shown = [entry | {"probability": share} for entry, share in zip(known, shares, strict=True)]
         return {"class": found, "confidence": confidence, "probabilities": [] if found is None else shown}
 
     def values_at(self, view: JobView, row: int, col: int) -> Future[list[float | None]]:
@@ -252,7 +253,7 @@ def _map_layers(summary: dict[str, Any]) -> list[Layer]:
                 f"probability-{entry['value']}", f"Probability of {entry['name']}", "share", "probabilities.tif",
                 entry["value"], colors | {"value": entry["value"]},
             )
-            for entry in legend
+            for entry in legend[: len(legend) - bool(summary["settings"].get("unknown"))]
         ),
     ]  # fmt: skip
 

@@ -10,6 +10,7 @@ import { SceneMap } from "./map.js";
 import { savePicture } from "./picture.js";
 import { makePixelPanel } from "./pixel.js";
 import { Readout, valuesOfJob } from "./readout.js";
+import { makeReports } from "./reports.js";
 
 /** Fill `main` with a job and follow it until it is finished; later errors go to `fail`. */
 export async function showJob(main, id, signal, fail) {
@@ -161,7 +162,8 @@ class MapView {
     const hide = (hidden) => [this._map, beside].forEach((each) => each.hideClasses(hidden));
     this._panel.prepend(makeLayerPanel(this._map, tilejson, scene), makeLegend(summary, hide), beside.element);
     const drawn = () => savePicture(this._box, [this._map, beside.shown].filter(Boolean), job);
-    this._panel.append(makeDownloads(this._id, files, drawn), makeDetails(this._id, job, summary, tilejson, scene, this._signal));
+    const reports = await makeReports(this._id, this._signal);
+    this._panel.append(makeDownloads(this._id, files, drawn), reports, makeDetails(this._id, job, summary, tilejson, scene, this._signal));
     this._pixel.refresh();
     this._readout.forget(); // of the job's pixels, only the spectrum was known
     if (!isNew) requestAnimationFrame(() => this._map?.fit()); // when the panel has its size
@@ -228,6 +230,7 @@ function makeDetails(id, job, summary, tilejson, scene, signal) {
     ["Scene", `${count(summary.scene.rows)} x ${count(summary.scene.cols)} pixels, ${count(summary.scene.bands)} bands`],
     ...productFacts(scene, summary),
     ["Coordinate reference system", summary.crs ?? "none"],
+    summary.applicability ? ["Where the model applies", `${percent(summary.applicability.inside_share)} of the pixels. ${summary.applicability.promise}`] : null,
     ["Mean confidence", summary.mean_confidence === null ? "none" : percent(summary.mean_confidence)],
     job.seconds ? ["Time", duration(job.seconds.total)] : null,
     job.resumes ? ["Resumed", `${job.resumes === 1 ? "once" : `${job.resumes} times`} after an interruption`] : null,

@@ -3,7 +3,9 @@
 import { key, onKeyRequired, storeKey } from "./api.js";
 import { promptForKey } from "./dialogs.js";
 import { make, problemBox } from "./dom.js";
+import { showCheck } from "./check.js";
 import { showJob } from "./job.js";
+import { showComparison } from "./reports.js";
 import { showStart } from "./start.js";
 
 const main = document.getElementById("main");
@@ -19,8 +21,12 @@ async function show() {
   const fail = (error, parent = main) => !signal.aborted && parent.append(problemBox(error.message, remedyFor(error)));
   try {
     const job = /^#\/jobs\/([0-9a-f]{32})$/.exec(location.hash);
-    main.className = job ? "job" : "start";
-    if (job) await showJob(main, job[1], signal, fail);
+    const check = /^#\/jobs\/([0-9a-f]{32})\/check$/.exec(location.hash);
+    const compare = /^#\/compare\/([0-9a-f]{32})\/([0-9a-f]{32})$/.exec(location.hash);
+    main.className = job || check || compare ? "job" : "start";
+    if (check) await showCheck(main, check[1], signal);
+    else if (compare) await showComparison(main, compare[1], compare[2], signal);
+    else if (job) await showJob(main, job[1], signal, fail);
     else if (/^(#\/?)?$/.test(location.hash)) await showStart(main, signal);
     else main.append(make("section", { class: "card" }, make("h1", { tabindex: "-1" }, "Page not found"), make("a", { href: "#/" }, "Your maps")));
   } catch (error) {

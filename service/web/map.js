@@ -257,6 +257,33 @@ export class SceneMap {
     if (!this._map.getBounds().contains(position)) this._map.panTo(position);
   }
 
+  /** Show the surroundings of a pixel, so many pixels wide. */
+  lookAt(pixel, size) {
+    const half = size / 2;
+    if (!this.isGeoreferenced) {
+      this._map.fitBounds([[pixel.row - half, pixel.col - half], [pixel.row + half, pixel.col + half]], { animate: false });
+      return;
+    }
+    const [south, west] = [boundsOf(this._tilejson).getSouth(), boundsOf(this._tilejson).getWest()];
+    const [north, east] = [boundsOf(this._tilejson).getNorth(), boundsOf(this._tilejson).getEast()];
+    const [high, wide] = [((north - south) / this._tilejson.rows) * half, ((east - west) / this._tilejson.cols) * half];
+    const lon = nearest(pixel.lon, (west + east) / 2);
+    this._map.fitBounds([[pixel.lat - high, lon - wide], [pixel.lat + high, lon + wide]], { animate: false });
+  }
+
+  /** Move another map along with this one, and this one along with it. */
+  link(other) {
+    let isFollowing = false;
+    for (const [from, to] of [[this._map, other._map], [other._map, this._map]]) {
+      from.on("move", () => {
+        if (isFollowing) return;
+        isFollowing = true;
+        to.setView(from.getCenter(), from.getZoom(), { animate: false });
+        isFollowing = false;
+      });
+    }
+  }
+
   /** Remove the mark. */
   unmark() {
     this._marker?.remove();
