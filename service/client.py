@@ -222,6 +222,8 @@ def _form(model: str | None, options: MapOptions, mask: str | None) -> dict[str,
     form: dict[str, str] = {"blend": options.blend, "probability_type": options.probability_type}
     if options.stride_px:
         form["stride_px"] = str(options.stride_px)
+    if options.unknown:
+        form["unknown"] = "yes"
     return form | ({"model": model} if model else {}) | ({"mask": mask} if mask else {})
 
 

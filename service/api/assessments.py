@@ -45,9 +45,9 @@ class SampleRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"total": 200, "per_class": 20, "seed": 1}})
 
     total: int | None = Field(None, ge=1, le=5000, description="number of points; default: by target_se")
-    target_se: float | None = Field(None, gt=0, lt=0.5, description="standard error of overall accuracy to reach")
+    target_se: float | None = Field(None, ge=0.001, le=0.4, description="standard error of overall accuracy to reach")
     per_class: int | None = Field(None, ge=2, le=5000, description="points per class at least")
-    expected_accuracy: float | None = Field(None, gt=0, lt=1, description="what overall accuracy may be")
+    expected_accuracy: float | None = Field(None, ge=0.01, le=0.99, description="what overall accuracy may be")
     seed: int | None = Field(None, ge=0, le=2**31 - 1, description="another seed draws other points")
 
 

@@ -43,6 +43,12 @@ OPTION_SCHEMAS: dict[str, dict[str, Any]] = {
         "default": "uint8",
         "description": "sample type of the stored probabilities; uint8 has steps of 1/254",
     },
+    "unknown": {
+        "type": "string",
+        "enum": [*ALLOWED["unknown"]],
+        "default": "no",
+        "description": "whether pixels outside the model's area of applicability get the class unknown",
+    },
     "mask": {
         "type": "string",
         "description": "masks of a product that make pixels invalid, such as cloud,shadow,cirrus, or none; GET "
@@ -94,14 +100,14 @@ def parse_options(fields: dict[str, Any]) -> JobRequest:
         if name not in OPTION_SCHEMAS:
             known = ", ".join(["scene", *OPTION_SCHEMAS])
             raise RequestUnusable(f"there is no option {name[:100]!r}; the options are {known}")
-    for name in ("blend", "probability_type"):
+    for name in ("blend", "probability_type", "unknown"):
         choices = ALLOWED[name]
         if name in fields and fields[name] not in choices:
             raise RequestUnusable(f"{name} must be one of {', '.join(choices)}, not {str(fields[name])[:100]!r}")
     model = fields.get("model")
     if model is not None and not isinstance(model, str):
         raise RequestUnusable("model must be a name from /models")
-    chosen = {name: fields[name] for name in ("blend", "probability_type") if name in fields}
+    chosen = {name: fields[name] for name in ("blend", "probability_type", "unknown") if name in fields}
     return JobRequest(model or None, _stride(fields.get("stride_px")), **chosen, masks=_masks(fields.get("mask")))
 
 

@@ -325,6 +325,7 @@ def _matches(job: JobRecord, job_request: JobRequest, requested: RequestedOutput
     return (
         job.model == (job_request.model or job.model)
         and all(job.options[name] == value for name, value in options.items() if value)
+        and job.options.get("unknown", False) == (job_request.unknown == "yes")
         and (job_request.masks is None or job.options.get("mask", []) == [*job_request.masks])
         and job.execution == asdict(requested)
     )

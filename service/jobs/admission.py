@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from shutil import disk_usage, rmtree
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -72,6 +72,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "stride_px": STRIDES,
     "blend": BLENDS,
     "probability_type": PROBABILITY_TYPES,
+    "unknown": ("no", "yes"),
 }
 MATCHES = {
     "same": "the same bands",
@@ -88,6 +89,7 @@ class JobRequest:
     stride_px: int = 0
     blend: Blend = "angle"
     probability_type: ProbabilityType = "uint8"
+    unknown: Literal["no", "yes"] = "no"
     masks: tuple[str, ...] | None = None  # kinds that make pixels invalid; None: the product's default
 
 
@@ -323,7 +325,13 @@ class Admission:
         """Refuse what a worker would refuse, as far as the header tells."""
         model = self._models.find(request.model)
         match_model(scene, model)
-        options = MapOptions(request.stride_px, request.blend, request.probability_type, self._settings.strip_px)
+        options = MapOptions(
+            request.stride_px,
+            request.blend,
+            request.probability_type,
+            self._settings.strip_px,
+            unknown=request.unknown == "yes",
+        )
         tallest_px = SHARED_STRIP_PX if self._settings.cluster else MAX_STRIP_PX
         return model, options.settled(model.manifest, scene.document["cols"], tallest_px)
 

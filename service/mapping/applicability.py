@@ -91,8 +91,7 @@ def average(components: Numbers, valid: NDArray[np.bool_], window_px: int) -> Nu
     total, count = components, valid.astype(np.float32)[..., None]
     for axis in (0, 1):
         total, count = (_window_sum(each, reach, axis) for each in (total, count))
-    averaged: Numbers = total / np.maximum(count, np.float32(1))
-    return averaged
+    return np.divide(total, np.maximum(count, 1), dtype=np.float32)
 
 
 def _window_sum(values: Numbers, reach: int, axis: int) -> Numbers:

@@ -22,6 +22,8 @@ export function makeOptions(models) {
   const strideField = selectField("stride_px", "Stride", []);
   const blendField = selectField("blend", "Blend", Object.keys(BLENDS).map((name) => [name, name]));
 
+  const unknownField = selectField("unknown", "Unknown class", [["no", "no"], ["yes", "yes"]]);
+  unknownField.setHint("Yes: pixels outside the model's area of applicability get the class unknown. The model must carry statistics of what it learnt from.");
   const maskField = textField("mask", "Masks of a product", "cloud,shadow", MASK_HINT);
 
   function update() {
@@ -51,11 +53,11 @@ export function makeOptions(models) {
         "details",
         { class: "advanced" },
         make("summary", {}, "Advanced"),
-        make("div", { class: "option-grid" }, strideField.element, blendField.element, maskField.element),
+        make("div", { class: "option-grid" }, strideField.element, blendField.element, unknownField.element, maskField.element),
       ),
     ),
     read: () => ({
-      ...Object.fromEntries([modelField, strideField, blendField].map(({ select }) => [select.name, select.value])),
+      ...Object.fromEntries([modelField, strideField, blendField, unknownField].map(({ select }) => [select.name, select.value])),
       ...(maskField.input.value.trim() ? { mask: maskField.input.value.trim() } : {}),
     }),
   };
