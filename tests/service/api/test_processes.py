@@ -154,8 +154,8 @@ def test_the_list_of_processes_has_classify_scene(client):
 def test_the_description_has_every_input_and_output(client):
     document = client.get("/processes/classify-scene").json()
     require("process", document)
-    assert set(document["inputs"]) == {"scene", "model", "stride_px", "blend", "probability_type", "mask"}
-    assert set(document["outputs"]) == {*OUTPUTS, "mask"}
+    assert set(document["inputs"]) == {"scene", "model", "stride_px", "blend", "probability_type", "unknown", "mask"}
+    assert set(document["outputs"]) == {*OUTPUTS, "mask", "applicability"}
     assert [name for name, given in document["inputs"].items() if given["minOccurs"] > 0] == ["scene"]
 
 
@@ -595,7 +595,7 @@ def owslib(server):
 
 def test_owslib_lists_and_describes_the_process(owslib):
     assert [process["id"] for process in owslib.processes()] == ["classify-scene"]
-    assert set(owslib.process("classify-scene")["outputs"]) == {*OUTPUTS, "mask"}
+    assert set(owslib.process("classify-scene")["outputs"]) == {*OUTPUTS, "mask", "applicability"}
     assert CLASSES + "core" in owslib.conformance()["conformsTo"]
 
 
