@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from hyperscene.training.data.splits import split_labels
-from hyperscene.training.fit.calibration import fit_temperature_to
+from hyperscene.training.fit.calibration import fit_temperature_to, reliability_lines
 from hyperscene.training.fit.cross_validation import (
     CrossValidation,
     advice,
@@ -150,3 +150,10 @@ def test_a_temperature_makes_logits_as_confident_as_given_probabilities():
     logits = generator.normal(size=(300, 4)).astype(np.float32) * 3
     targets = np.exp(logits / 2.5)
     assert fit_temperature_to(logits, targets / targets.sum(axis=1, keepdims=True)) == pytest.approx(2.5, rel=0.01)
+
+
+def test_the_reliability_diagram_ends_calibrated_bars_at_the_mark():
+    head, low, high = reliability_lines([(0.5, 0.5, 40), (0.95, 0.75, 60)])
+    assert head == "confidence and accuracy, expected calibration error 12.0 %:"
+    assert low == " 50.0  " + "#" * 20 + "|" + " " * 19 + "  50.0 % of 40"
+    assert high.index("|") > high.rindex("#")

@@ -19,6 +19,7 @@ from rasterio.transform import Affine
 from scipy.spatial import cKDTree
 
 from hyperscene.training.evaluate import confusion_of, score
+from hyperscene.training.fit.calibration import Bins, calibration_error, reliability_bins, reliability_lines
 from hyperscene.training.fit.pixel_graph import PixelGraph, Probabilities
 from hyperscene.training.fit.propagation_settings import (
     LabelledPixels,
@@ -71,6 +72,7 @@ class Estimate:
     recall: tuple[Figure, ...]  # of each class
     precision: tuple[Figure, ...]
     confusion: NDArray[np.int64]  # truth in rows, predictions in columns
+    reliability: Bins  # of the confidence that the network is calibrated to
 
     def record(self, class_names: Sequence[str]) -> dict[str, Any]:
         """The estimate as stored in a manifest."""
@@ -87,6 +89,11 @@ class Estimate:
                 for name, count, recall, precision in zip(class_names, counts, self.recall, self.precision, strict=True)
             ],
             "confusion": self.confusion.tolist(),
+            "calibration_error": round(calibration_error(self.reliability), 4),
+            "reliability": [
+                {"confidence": round(confidence, 4), "accuracy": round(share, 4), "labels": count}
+                for confidence, share, count in self.reliability
+            ],
         }
 
 
@@ -257,6 +264,7 @@ def _estimate(held: HeldOut, class_count: int, generator: np.random.Generator) -
         recall=tuple(map(_proportion, exact.recall, recall.T, clusters_with)),
         precision=tuple(map(_proportion, exact.precision, precision.T, clusters_given)),
         confusion=confusion,
+        reliability=reliability_bins(held.probabilities.max(axis=1), truth == predicted),
     )
 
 
@@ -337,6 +345,7 @@ def validation_lines(found: CrossValidation, class_names: Sequence[str]) -> list
     for name, count, recall, precision in zip(class_names, counts, main.recall, main.precision, strict=True):
         lines.append(f"{name:<{width}}  {count:>6}  {recall!s:>16}  {precision!s:>16}")
     lines.append(f"OA {main.overall}  AA {main.average}  kappa {main.kappa}  (in %, 95 % intervals)")
+    lines += reliability_lines(main.reliability)
     if found.far is not None and found.near is not None:
         lines.append(
             f"close to labels ({found.near.distance_px:.0f} px): OA {found.near.overall}; "

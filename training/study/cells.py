@@ -21,6 +21,7 @@ from hyperscene.training.baselines import predict_baseline
 from hyperscene.training.data.datasets import LabelledScene
 from hyperscene.training.data.splits import Pixels, Split, draw_some
 from hyperscene.training.evaluate import confusion_of, score
+from hyperscene.training.fit.calibration import Bins, calibration_error, reliability_bins
 from hyperscene.training.fit.compute import Compute
 from hyperscene.training.fit.label_propagation import PropagateLabels, PseudoLabels, propagate_labels
 from hyperscene.training.fit.network import FitOptions, Fitted, centre_logits, fit
@@ -29,7 +30,6 @@ from hyperscene.training.fit.recipes import RECIPES, Recipe
 from hyperscene.training.study.folder import encode_arrays
 from hyperscene.training.study.inspection import Mapper, SceneMap, figure_arrays, make_bundle, softmax
 from hyperscene.training.study.plan import DEFAULT_VARIANT, Cell
-from hyperscene.training.study.statistics import Bins, calibration_error, reliability_bins
 
 CALIBRATION_PIXELS = 2000  # test pixels for calibration where scores come from the map
 

@@ -23,7 +23,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
-from hyperscene.training.study.statistics import BINS
+from hyperscene.training.fit.calibration import BINS
 
 INK, QUIET, LINE, GROUND = "#14201b", "#52605a", "#d3dbd6", "#ffffff"
 BLUE, ORANGE, GREEN, PURPLE, OCHRE, GREY = "#0060a8", "#c74a00", "#00795a", "#9a4a8c", "#8f6400", "#5a5f66"

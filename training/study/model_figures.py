@@ -10,12 +10,13 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperscene.training.fit.calibration import calibration_error
 from hyperscene.training.study import figures
 from hyperscene.training.study.folder import decode_arrays
 from hyperscene.training.study.pages import Block, Entry, FigureBlock, Paragraph, Row, Table
 from hyperscene.training.study.plan import DEFAULT_VARIANT, Amount
 from hyperscene.training.study.results import Record, Study, best, class_shares, confusion_of
-from hyperscene.training.study.statistics import calibration_error, summarise
+from hyperscene.training.study.statistics import summarise
 from hyperscene.training.study.text import labels_of, share
 
 MAP_LAYERS = ("rgb", "truth", "split", "classes", "confidence")

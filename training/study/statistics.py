@@ -7,14 +7,9 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 Metric = Literal["oa", "aa", "kappa"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
-
-Bins = list[tuple[float, float, int]]  # mean confidence, share right, number of predictions
-
-BINS = 15  # of confidence, all of the same width, as in Guo et al. (2017)
 
 
 def summarise(values: Sequence[float]) -> tuple[float, float]:
@@ -71,20 +66,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
         raised[index] = highest
     return raised.tolist()
-
-
-def reliability_bins(confidence: NDArray[np.floating], is_right: NDArray[np.bool_], bins: int = BINS) -> Bins:
-    """Mean confidence, accuracy and count of the predictions in each non-empty bin of confidence."""
-    confidence = confidence.astype(np.float64)
-    bin_of = np.minimum((confidence * bins).astype(int), bins - 1)
-    found = []
-    for number in np.unique(bin_of):
-        inside = bin_of == number
-        found.append((float(confidence[inside].mean()), float(is_right[inside].mean()), int(inside.sum())))
-    return found
-
-
-def calibration_error(bins: Bins) -> float:
-    """Expected calibration error: mean distance between confidence and accuracy over the predictions."""
-    total = sum(count for _, _, count in bins)
-    return sum(count * abs(confidence - share) for confidence, share, count in bins) / total if total else 0.0

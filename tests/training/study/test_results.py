@@ -6,6 +6,7 @@ from numpy.testing import assert_allclose
 from scipy.stats import ttest_rel
 
 from hyperscene.errors import OptionsUnusable
+from hyperscene.training.fit.calibration import calibration_error, reliability_bins
 from hyperscene.training.study.plan import DEFAULT_VARIANT, Amount, Cell
 from hyperscene.training.study.results import (
     Method,
@@ -20,15 +21,7 @@ from hyperscene.training.study.results import (
     main_method,
     with_common_seeds,
 )
-from hyperscene.training.study.statistics import (
-    calibration_error,
-    detectable_effect,
-    holm,
-    paired_p,
-    reliability_bins,
-    summarise,
-    top_three,
-)
+from hyperscene.training.study.statistics import detectable_effect, holm, paired_p, summarise, top_three
 from tests.studies import SyntheticStudy
 
 ONE, FIVE = Amount(fraction=0.01), Amount(fraction=0.05)
