@@ -34,7 +34,7 @@ export async function makeReports(id, signal) {
     make("h2", { id: "reports-title" }, "Accuracy and reports"),
     make(
       "ul",
-      { class: "downloads" },
+      { class: "reports" },
       make("li", {}, make("a", { href: `#/jobs/${id}/check` }, "Check this map")),
       make("li", {}, make("button", { type: "button", class: "plain", onclick: () => saveReport(`jobs/${id}/report`, "report.html", problems) }, "Report to print and sign")),
       make("li", {}, make("button", { type: "button", class: "plain", onclick: () => saveReport(`jobs/${id}/accuracy`, "accuracy.html", problems) }, "Accuracy report")),
