@@ -105,7 +105,9 @@ def describe(
 ) -> Manifest:
     """A manifest that fits the graph, with some fields changed."""
     check = check or ReferenceCheck(seed=1, rows=4, cols=5, centers=[(0, 0), (3, 2)], probabilities=[])
-    mean, std = changes.get("band_mean", [0.3] * bands), changes.get("band_std", [0.1] * bands)
+    mean, std = [0.3] * bands, [0.1] * bands
+    if len(changes.get("band_mean", [])) == bands:
+        mean, std = changes["band_mean"], changes.get("band_std", std)
     probabilities = run_graph(
         open_session(graph.SerializeToString(), "test"), check_cube(mean, std, check), np.array(check.centers)
     )
