@@ -109,7 +109,7 @@ export class Beside {
 const legendOf = (tilejson) => JSON.stringify(tilejson.layers.find(({ id }) => id === "classes")?.legend);
 
 /** Let two Leaflet maps show the same place, and the pointer of each on the other; returns a function that ends it. */
-function linked(one, other) {
+export function linked(one, other) {
   let isFollowing = false;
   const ends = [[one, other], [other, one]].map(([from, to]) => {
     const pointer = L.circleMarker([0, 0], { radius: 6, weight: 2, color: "#fff", fillColor: "#000", fillOpacity: 0.6, interactive: false });

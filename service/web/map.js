@@ -271,19 +271,6 @@ export class SceneMap {
     this._map.fitBounds([[pixel.lat - high, lon - wide], [pixel.lat + high, lon + wide]], { animate: false });
   }
 
-  /** Move another map along with this one, and this one along with it. */
-  link(other) {
-    let isFollowing = false;
-    for (const [from, to] of [[this._map, other._map], [other._map, this._map]]) {
-      from.on("move", () => {
-        if (isFollowing) return;
-        isFollowing = true;
-        to.setView(from.getCenter(), from.getZoom(), { animate: false });
-        isFollowing = false;
-      });
-    }
-  }
-
   /** Remove the mark. */
   unmark() {
     this._marker?.remove();

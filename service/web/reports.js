@@ -1,6 +1,7 @@
 // Reports of a map: pages that are saved, and links to check and compare it.
 
 import { documentOf, request } from "./api.js";
+import { linked } from "./beside.js";
 import { count, make, percent, problemBox } from "./dom.js";
 import { SceneMap } from "./map.js";
 
@@ -64,7 +65,7 @@ export async function showComparison(main, first, second, signal) {
   );
   const maps = [first, second].map((id, index) => new SceneMap(boxes[index], id, documents[index]));
   for (const map of maps) map.show("classes");
-  maps[0].link(maps[1]);
+  linked(maps[0].leaflet, maps[1].leaflet);
   signal.addEventListener("abort", () => maps.forEach((map) => map.remove()));
 }
 
