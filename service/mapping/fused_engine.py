@@ -112,6 +112,8 @@ def unsuitable(manifest: Manifest) -> str | None:
     shape = manifest.architecture
     if shape.keys() != KNOWN:
         return "its network is described by other settings than the kernel knows"
+    if not all(type(shape[name]) is int and shape[name] > 0 for name in ("width", "depth", "heads", "mlp_width")):
+        return "the sizes of its network are not whole numbers above 0"
     for name, value in REQUIRED.items():
         if shape[name] != value:
             return f"it needs {name} {value}, not {shape[name]}"
@@ -155,7 +157,7 @@ class FusedEngine:
         try:
             weights = _Weights(bundle, kernel)
             net = weights.net()
-        except (KeyError, IndexError, ValueError, NotOnnx) as error:
+        except (KeyError, IndexError, TypeError, ValueError, NotOnnx) as error:
             raise NotReady(f"the fused kernel does not find its weights in the bundle ({error})") from error
         return cls(bundle.manifest, callers, batch, kernel, net, weights.kept)
 
@@ -166,7 +168,9 @@ class FusedEngine:
     def probabilities(self, cube: NDArray[np.float32], centers: NDArray[np.int64]) -> NDArray[np.float32]:
         """One call of the kernel, in the caller's thread."""
         cube, centers = np.ascontiguousarray(cube, np.float32), np.ascontiguousarray(centers, np.int64)
-        rows, cols, _ = cube.shape
+        rows, cols, bands = cube.shape
+        if bands != self.net.bands or centers.shape[1:] != (2,) or min(rows, cols) < 1:
+            raise ValueError(f"a cube of {cube.shape} and centres of {centers.shape} do not fit {self.net.bands} bands")
         inner = (SIDE_PX, SIDE_PX) if self.manifest.head == "token" else ()
         found = np.empty((len(centers), *inner, self.manifest.classes), np.float32)
         window = _Window(cube.ctypes.data, centers.ctypes.data, rows, cols, len(centers))
@@ -273,6 +277,8 @@ class _Weights:
         if shape["spectral_path"]:
             embed[:, width : width + classes] = named["network.spectral_path.weight"].T
             embed_bias[width : width + classes] = named["network.spectral_path.bias"]
+        # The kernel trusts all sizes: arrays of another size are refused here.
+        standards = [np.broadcast_to(named[name], (manifest.bands,)) for name in ("band_mean", "band_std")]
         positions = np.broadcast_to(named["network.stream.positions"], (TOKENS, width))
         padded = _padded(classes, ROWS)
         classifier, classifier_bias = np.zeros((width, padded), np.float32), np.zeros(padded, np.float32)
@@ -282,7 +288,7 @@ class _Weights:
         classifier_bias[:classes] = named["network.classifier.bias"]
         return _Net(
             manifest.bands, width, shape["mlp_width"], depth, classes, padded, columns, HEADS.index(manifest.head),
-            1 / manifest.temperature, self._keep(named["band_mean"]), self._keep(named["band_std"]), self._keep(embed),
+            1 / manifest.temperature, *map(self._keep, standards), self._keep(embed),
             self._keep(embed_bias), self._keep(positions.T),
             *self._linear(classifier, classifier_bias, 2 * depth, lane=1),
             (_Layer * MAX_DEPTH)(*(self._layer(index, width, shape["mlp_width"]) for index in range(depth))),
@@ -311,6 +317,7 @@ class _Weights:
             scale, shift = (part.astype(np.float64) for part in self._norms[norm])
             offset = offset + shift @ exact
             exact = scale[:, None] * exact
+        offset = np.broadcast_to(offset, weight.shape[1:])  # raises if the file has another number of them
         groups = exact.astype(np.float32).reshape(len(exact) // lane, lane, -1, self._kernel.rows)
         packed = np.ascontiguousarray(groups.transpose(2, 0, 3, 1))  # (groups, lanes, rows, in a lane)
         if lane == 2:

@@ -7,6 +7,7 @@ import pytest
 
 from hyperscene.errors import NotReady, OptionsUnusable
 from hyperscene.model.bundle import DEMO_BUNDLE, load_bundle, read_bundle
+from hyperscene.model.onnx_file import read_weights
 from hyperscene.service.mapping import engine_health, fused_engine
 from hyperscene.service.mapping.devices import precision_of
 from hyperscene.service.mapping.engine_health import candidates
@@ -114,6 +115,7 @@ def test_other_networks_are_left_to_other_engines_without_a_warning(tmp_path):
         ({"squaring": "absolute"}, "squaring is absolute"),
         ({"heads": 8}, "heads of 16 features"),
         ({"gates": 2}, "other settings than the kernel knows"),
+        ({"depth": "four"}, "not whole numbers above 0"),
     ],
 )
 def test_a_network_of_another_kind_is_named(demo, changes, words):
@@ -128,6 +130,23 @@ def test_a_graph_that_does_not_fit_its_description_is_refused(demo):
     bundle = type(demo)(demo.path, deeper, demo.sha256, demo.content, demo.structure)
     with pytest.raises(NotReady, match="16 products for 5 layers"):
         FusedEngine.open(bundle, 1, 16)
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", ["band_std", "network.blocks.1.mlp.2.bias", "network.classifier.bias"])
+def test_arrays_of_another_size_never_reach_the_kernel(demo, monkeypatch, name):
+    named, operators = read_weights(demo.content)
+    cut = named | {name: named[name][:-1]}
+    monkeypatch.setattr(fused_engine, "read_weights", lambda _: (cut, operators))
+    with pytest.raises(NotReady, match="does not find its weights"):
+        FusedEngine.open(demo, 1, 16)
+
+
+@needs_kernel
+def test_a_cube_with_other_bands_is_refused(demo):
+    cube, centers = question(demo, 16, 16, 2)
+    with pytest.raises(ValueError, match="do not fit 51 bands"):
+        FusedEngine.open(demo, 1, 16).probabilities(cube[..., :-1], centers)
 
 
 def test_without_a_compiled_kernel_the_next_engine_is_used(demo, monkeypatch):
