@@ -254,6 +254,7 @@ export class SceneMap {
     const label = L.tooltip({ permanent: true, direction: "top", offset: [0, -8], className: "pixel-label" });
     label.setLatLng(position).setContent(make("span", {}, text)); // an element, because Leaflet treats text as HTML
     this._marker = L.layerGroup([...rings, label]).addTo(this._map);
+    this.marked = { position, text };
     if (!this._map.getBounds().contains(position)) this._map.panTo(position);
   }
 
@@ -274,7 +275,7 @@ export class SceneMap {
   /** Remove the mark. */
   unmark() {
     this._marker?.remove();
-    this._marker = null;
+    this._marker = this.marked = null;
   }
 
   /** Show the result only to the right of a movable line, or everywhere. */

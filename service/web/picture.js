@@ -63,6 +63,7 @@ async function drawMap(context, map, area, frame) {
     for (const picture of pictures[index]) if (picture) drawTile(context, picture, frame);
     context.restore();
   });
+  if (map.marked) drawMark(context, map, left, top);
   drawScale(context, map, left + PAD, top + area.height - PAD);
   if (map.positions.northDeg !== null) drawNorth(context, map.positions.northDeg, left + area.width - 36, top + 40);
   context.restore();
@@ -90,6 +91,23 @@ function clipToSwipe(context, map, left, top, area) {
   context.beginPath();
   context.rect(left + share * area.width, top, (1 - share) * area.width, area.height);
   context.clip();
+}
+
+/** The pixel that is selected, with its text above. */
+function drawMark(context, map, left, top) {
+  const { x, y } = map.leaflet.latLngToContainerPoint(map.marked.position);
+  for (const [radius, color] of [[7, "#000"], [5, "#fff"]]) {
+    context.strokeStyle = color;
+    context.lineWidth = 2;
+    context.beginPath();
+    context.arc(left + x, top + y, radius, 0, 2 * Math.PI);
+    context.stroke();
+  }
+  context.font = `400 14px ${FONT}`;
+  const width = context.measureText(map.marked.text).width + 16;
+  context.fillStyle = PAPER;
+  context.fillRect(left + x - width / 2, top + y - 36, width, 24);
+  write(context, map.marked.text, left + x, top + y - 19, { align: "center" });
 }
 
 function drawScale(context, map, left, bottom) {

@@ -33,7 +33,7 @@ export class Readout {
   clear() {
     this._stop();
     this._pixel = "";
-    this._where.textContent = "Point at the map to read coordinates.";
+    this._where.textContent = "Point at the map, or tap it, to read coordinates.";
     this._what.replaceChildren();
   }
 
