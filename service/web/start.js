@@ -23,7 +23,6 @@ export async function showStart(main, signal) {
   const models = await documentOf("models", { signal });
   if (signal.aborted) return;
   makeUploadForm(card, models, signal);
-  card.append(makeTrial(models.default, signal));
   await showJobs(jobs, signal);
 }
 
@@ -38,6 +37,7 @@ function makeUploadForm(section, models, signal) {
   const send = make("button", { type: "submit", class: "main", disabled: true }, "Map it");
   const status = make("div", { class: "upload-status" });
   const options = makeOptions(models);
+  const trial = makeTrial(models.default, signal);
   const drop = make(
     "div",
     { class: "drop" },
@@ -53,7 +53,7 @@ function makeUploadForm(section, models, signal) {
     list,
     check,
   );
-  const form = make("form", { class: "upload-form" }, drop, options.element, make("div", { class: "actions" }, send), status);
+  const form = make("form", { class: "upload-form" }, drop, options.element, make("div", { class: "actions" }, send, trial.element), status, trial.status);
 
   async function addFiles(added) {
     if (upload) return;
@@ -134,7 +134,7 @@ function makeTrial(model, signal) {
     button.disabled = false;
   });
   const hint = make("p", { class: "hint", id: "try-hint" }, "No scene at hand? The server makes a small one, 240 x 240 pixels, and maps it with the model that is chosen first.");
-  return make("div", { class: "trial" }, make("div", { class: "actions" }, button, hint), status);
+  return { element: make("div", { class: "trial" }, button, hint), status };
 }
 
 /** The id of a job that maps the demo scene: the one that exists already, or a new one. */
