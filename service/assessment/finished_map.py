@@ -75,6 +75,11 @@ class FinishedMap:
     def is_georeferenced(self) -> bool:
         return bool(self.gcps) or self.transform != Affine.identity()
 
+    @property
+    def grid_crs(self) -> CRS | None:
+        """The reference system of coordinates by the transform; None for control points, which give none."""
+        return None if self.gcps else self.crs
+
     @cached_property
     def sha256(self) -> str:
         """The checksum of the class raster, which identifies the map."""

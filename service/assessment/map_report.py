@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hyperscene.errors import MapUnusable
 from hyperscene.model.bundle import Manifest
@@ -31,8 +31,19 @@ ITEM, PREVIEW, ACCURACY = "item.json", "preview.png", "accuracy.json"
 REPORTS = ("report.html", "report.json")
 
 
+class UsedBundle(Protocol):
+    """The bundle of a map, as a file or as a served model."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def manifest(self) -> Manifest: ...
+    @property
+    def sha256(self) -> str: ...
+
+
 def make_report(
-    finished: FinishedMap, accuracy: dict[str, Any] | None = None, manifest: Manifest | None = None
+    finished: FinishedMap, accuracy: dict[str, Any] | None = None, bundle: UsedBundle | None = None
 ) -> dict[str, Any]:
     """The report as a document; raises MapUnusable for a folder without a summary or another map's accuracy."""
     folder, summary = finished.path.parent, finished.summary
@@ -41,6 +52,12 @@ def make_report(
     if accuracy is not None and accuracy["map"]["classes_sha256"] != finished.sha256:
         raise MapUnusable(
             f"the accuracy is about another map, {accuracy['map']['name']}: make it with hyperscene assess report"
+        )
+    used = summary.get("bundle", {}).get("sha256")
+    if bundle is not None and used is not None and bundle.sha256 != used:
+        raise MapUnusable(
+            f"the map was made with another bundle, {summary['bundle'].get('name')} with the checksum {used[:12]}, not "
+            f"with {bundle.path.name} ({bundle.sha256[:12]}): give that one, or leave out the bundle"
         )
     names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name not in REPORTS)
     return {
@@ -57,7 +74,7 @@ def make_report(
         "mean_confidence": summary.get("mean_confidence"),
         "applicability": summary.get("applicability"),
         "accuracy": accuracy,
-        "model": {**summary.get("bundle", {}), "training": _training(manifest)},
+        "model": {**summary.get("bundle", {}), "training": _training(None if bundle is None else bundle.manifest)},
         "settings": summary.get("settings", {}),
         "engine": {name: summary.get(name) for name in ("device", "provider")},
         "warnings": summary.get("warnings", []),

@@ -59,11 +59,11 @@ def read_shapes(path: Path, finished: FinishedMap) -> Features:
 
 def _to_grid(path: Path, points: NDArray[Any], source: CRS | None, finished: FinishedMap) -> NDArray[Any]:
     """Coordinates as columns and rows of the map."""
-    if not finished.is_georeferenced:
+    if not finished.is_georeferenced or finished.gcps:
         if source is not None:
             raise SampleUnusable(
-                f"the map has no georeference, so {path.name} cannot be placed on it: use a table with the columns row "
-                "and col"
+                f"the map has no grid of coordinates, so {path.name} cannot be placed on it: use a table with the "
+                "columns row and col"
             )
         return points  # our own files of such a map hold columns and rows
     xs, ys = points[:, 0], points[:, 1]
@@ -133,11 +133,12 @@ def write_points(
         name: np.array(values, object) for name, values in attributes.items()
     }
     centers = pixels[:, ::-1] + 0.5
-    xs, ys = finished.transform @ (centers[:, 0], centers[:, 1]) if finished.is_georeferenced else centers.T
+    # The identity for a map without georeference, or with control points: columns and rows.
+    xs, ys = finished.transform @ (centers[:, 0], centers[:, 1])
     if path.suffix.lower() == TABLE_SUFFIX:
         _write_table(path, {**fields, "x": xs, "y": ys})
     else:
-        write_layer(path, shapely.points(np.column_stack([xs, ys])), fields, finished.crs)
+        write_layer(path, shapely.points(np.column_stack([xs, ys])), fields, finished.grid_crs)
 
 
 def _write_table(path: Path, fields: Mapping[str, Any]) -> None:

@@ -64,7 +64,7 @@ def write_vectors(finished: FinishedMap, path: Path, options: VectorOptions) -> 
     if hectares is not None:
         rows = shapely.get_y(shapely.centroid(polygons)).astype(int).clip(0, finished.rows - 1)
         fields["hectares"] = shapely.area(polygons) * hectares[rows]
-    write_layer(path, _placed(polygons, finished), fields, finished.crs)
+    write_layer(path, _placed(polygons, finished), fields, finished.grid_crs)
     return len(polygons)
 
 

@@ -28,8 +28,8 @@ def run(options: argparse.Namespace) -> int:
     beside = finished.path.parent / ACCURACY
     path = options.accuracy or (beside if beside.is_file() else None)
     accuracy = None if path is None else read_accuracy(path)
-    manifest = None if options.bundle is None else read_bundle(options.bundle).manifest
-    document = make_report(finished, accuracy, manifest)
+    bundle = None if options.bundle is None else read_bundle(options.bundle)
+    document = make_report(finished, accuracy, bundle)
     folder = options.output or finished.path.parent
     text = json_text(document, indent=2)
     write_texts(folder, dict(zip(REPORTS, (report_page(document, finished), text + "\n"), strict=True)))

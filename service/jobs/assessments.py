@@ -16,7 +16,6 @@ import numpy as np
 
 from hyperscene.errors import NoSuchModel, NoSuchResult, RequestUnusable, SampleUnusable, write_error
 from hyperscene.json_text import json_text
-from hyperscene.model.bundle import Manifest
 from hyperscene.service.assessment.accuracy import AccuracyReport, agreement, assess
 from hyperscene.service.assessment.accuracy_page import accuracy_page
 from hyperscene.service.assessment.comparison import compare_maps
@@ -26,7 +25,7 @@ from hyperscene.service.assessment.finished_map import FinishedMap, open_map
 from hyperscene.service.assessment.map_report import make_report, report_page
 from hyperscene.service.assessment.samples import CANNOT_TELL, Answers, Design, design_of, make_answers, read_design
 from hyperscene.service.jobs.disk import flush
-from hyperscene.service.jobs.models import Models
+from hyperscene.service.jobs.models import Models, ServedModel
 from hyperscene.service.jobs.records import JobRecord
 from hyperscene.service.settings import Settings
 
@@ -140,7 +139,7 @@ class Assessments:
                 accuracy = self.accuracy(job).record()
             except SampleUnusable:  # "cannot tell" only, or a single answer
                 accuracy = None
-        document = make_report(finished, accuracy, self._manifest(job))
+        document = make_report(finished, accuracy, self._bundle(job, finished))
         return document, report_page(document, finished)
 
     def compare(self, first: JobRecord, second: JobRecord) -> tuple[dict[str, Any], str]:
@@ -150,12 +149,13 @@ class Assessments:
             document[which]["name"] = f"{job.scene_name} ({job.model})"
         return document, comparison_page(document)
 
-    def _manifest(self, job: JobRecord) -> Manifest | None:
-        """The manifest of the job's bundle, if it is still served."""
+    def _bundle(self, job: JobRecord, finished: FinishedMap) -> ServedModel | None:
+        """The bundle that made the map, if it is still served."""
         try:
-            return self._models.find(job.model).manifest
+            served = self._models.find(job.model)
         except NoSuchModel:
             return None
+        return served if served.sha256 == finished.summary["bundle"]["sha256"] else None
 
     def _map(self, job: JobRecord) -> FinishedMap:
         return open_map(self._settings.results_folder(job.id))

@@ -200,6 +200,12 @@ class TestReport:
                                     "overall_accuracy": {"value": 1}}))  # fmt: skip
         assert "about another map, x" in refusal(run_here("report", blobs.path.parent, "--accuracy", path))
 
+    def test_another_bundle_than_that_of_the_map_is_refused(self, blobs, bundle, tmp_path):
+        folder = write_map(tmp_path / "made", smooth_classes()).path.parent
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps(summary | {"bundle": {"name": "x", "sha256": "0" * 64}}))
+        assert "made with another bundle, x" in refusal(run_here("report", folder, "--bundle", bundle))
+
     def test_the_picture_has_a_scale_and_points_north(self, blobs, tmp_path):
         svg = map_figure(blobs, blobs.path.with_name("preview.png"))
         assert ">500 m<" in svg  # at most a quarter of 3.9 km, rounded down
