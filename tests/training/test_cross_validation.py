@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from hyperscene.service.assessment.intervals import wilson
 from hyperscene.training.data.splits import split_labels
 from hyperscene.training.fit.calibration import fit_temperature_to, reliability_lines
 from hyperscene.training.fit.cross_validation import (
@@ -14,7 +15,6 @@ from hyperscene.training.fit.cross_validation import (
     cluster_folds,
     pixel_folds,
     validation_lines,
-    wilson_interval,
 )
 from hyperscene.training.fit.label_propagation import propagate_labels
 from tests.scenes import GRID, labelled_scene
@@ -127,8 +127,8 @@ def test_intervals_widen_with_fewer_clusters_and_never_shrink_to_a_point():
         assert overall.value > 0.9
         widths.append(overall.interval[1] - overall.interval[0])
     assert widths[0] > widths[1] > 0.05
-    assert_allclose(wilson_interval(0.5, 10), (0.2366, 0.7634), atol=1e-4)
-    assert_allclose(wilson_interval(1.0, 10), (0.7225, 1.0), atol=1e-4)
+    assert_allclose(wilson(0.5, 10), (0.2366, 0.7634), atol=1e-4)
+    assert_allclose(wilson(1.0, 10), (0.7225, 1.0), atol=1e-4)
 
 
 def test_folds_keep_clusters_together_and_spread_the_classes():

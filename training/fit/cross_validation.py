@@ -8,7 +8,6 @@ of the clusters, since the pixels of a cluster are not independent.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from rasterio.transform import Affine
 from scipy.spatial import cKDTree
 
+from hyperscene.service.assessment.intervals import wilson
 from hyperscene.training.evaluate import confusion_of, score
 from hyperscene.training.fit.calibration import Bins, calibration_error, reliability_bins, reliability_lines
 from hyperscene.training.fit.pixel_graph import PixelGraph, Probabilities
@@ -34,7 +34,6 @@ from hyperscene.training.fit.spectral_features import SpectralFeatures
 FOLDS = 5
 MOST_LABELS = 2_000  # in cross-validation, at random
 RESAMPLES = 1_000  # of the bootstrap
-Z_95 = 1.959964
 # A likely mistake: without the label, another class has at least the first probability, its own at most the second.
 MISTAKE_PROBABILITY, OWN_PROBABILITY = 0.7, 0.1
 MOST_MISTAKES = 50
@@ -290,14 +289,7 @@ def _proportion(value: float | None, resampled: NDArray[np.float64], clusters: i
         return Figure(None)
     variance = float(known.var())
     worth = max(float(clusters), value * (1 - value) / variance if variance > 0 else 0.0)
-    return Figure(value, wilson_interval(value, worth))
-
-
-def wilson_interval(share: float, count: float) -> Interval:
-    """The 95 % interval of a proportion: Wilson, Journal of the American Statistical Association 22 (1927)."""
-    middle = (share + Z_95**2 / (2 * count)) / (1 + Z_95**2 / count)
-    half = Z_95 / (1 + Z_95**2 / count) * math.sqrt(share * (1 - share) / count + Z_95**2 / (4 * count**2))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return Figure(value, wilson(value, worth))
 
 
 def _is_contradicted(held: HeldOut) -> NDArray[np.bool_]:
