@@ -74,6 +74,34 @@ class LabelsUnusable(ServiceError):
     status = 422
 
 
+class LabelsChanged(ServiceError):
+    """A change was made to an older version of the labels."""
+
+    code = "labels_changed"
+    status = 412
+
+
+class PreconditionMissing(ServiceError):
+    """A change does not say which version it was made to."""
+
+    code = "precondition_missing"
+    status = 428
+
+
+class LiveUnavailable(ServiceError):
+    """The server has no live map of labels, or not of this scene."""
+
+    code = "live_unavailable"
+    status = 503
+
+
+class LiveSuperseded(ServiceError):
+    """A newer request for the same view has overtaken this one."""
+
+    code = "live_superseded"
+    status = 409
+
+
 class OptionsUnusable(ServiceError):
     """Options contradict each other or the files on disk."""
 

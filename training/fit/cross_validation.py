@@ -177,10 +177,10 @@ def cross_validate(
     predictions = predict_trials(graph, labels, suspected, settings, class_count)
     without = _pool(labels, clusters, suspected, predictions, settings.temperature)
     return CrossValidation(
-        far=None if held[0] is None else _estimate(held[0], class_count, generator),
-        near=None if held[1] is None else _estimate(held[1], class_count, generator),
+        far=None if held[0] is None else estimate_of(held[0], class_count, generator),
+        near=None if held[1] is None else estimate_of(held[1], class_count, generator),
         single_clusters=tuple(number for number, count in enumerate(counts) if count == 1),
-        mistakes=() if without is None else _likely_mistakes(without),
+        mistakes=() if without is None else likely_mistakes(without),
     )
 
 
@@ -232,7 +232,8 @@ def _pool(
     )
 
 
-def _estimate(held: HeldOut, class_count: int, generator: np.random.Generator) -> Estimate:
+def estimate_of(held: HeldOut, class_count: int, generator: np.random.Generator) -> Estimate:
+    """Accuracies of held-out labels, with intervals from a bootstrap of their clusters."""
     truth, predicted = held.labels.classes, held.probabilities.argmax(axis=1)
     _, cluster_of = np.unique(held.clusters, return_inverse=True)
     cluster_count = int(cluster_of.max()) + 1
@@ -305,7 +306,7 @@ def _contradicted(held: HeldOut, count: int) -> NDArray[np.bool_]:
     return found
 
 
-def _likely_mistakes(held: HeldOut) -> tuple[LikelyMistake, ...]:
+def likely_mistakes(held: HeldOut) -> tuple[LikelyMistake, ...]:
     """Contradicted labels, the most certain first."""
     highest, predicted = held.probabilities.max(axis=1), held.probabilities.argmax(axis=1)
     contradicted = np.flatnonzero(_is_contradicted(held))

@@ -94,25 +94,36 @@ class PixelGraph:
         return self._solve_columns(SMOOTHING_FIDELITY, values, values, nowhere)
 
     def propagate(
-        self, prior: Probabilities, indices: NDArray[np.int64], classes: NDArray[np.int64], fidelity_weight: float
+        self,
+        prior: Probabilities,
+        indices: NDArray[np.int64],
+        classes: NDArray[np.int64],
+        fidelity_weight: float,
+        near: Probabilities | None = None,
+        tolerance: float = TOLERANCE,
     ) -> Probabilities:
         """Probabilities from the labels of the pixels at `indices`, from neighbours and from the prior.
 
         A labelled pixel keeps its class. Any other is the mean of its neighbours, weighted by edges, and of its own
-        prior, weighted by the fidelity weight; infinity gives the prior.
+        prior, weighted by the fidelity weight; infinity gives the prior. A solution `near` the wanted one saves steps.
         """
-        start = prior.copy()
+        start = prior.copy() if near is None else near.copy()
         start[indices] = 0
         start[indices, classes] = 1
         if math.isinf(fidelity_weight):
             return start
         is_fixed = np.zeros(self.pixels, bool)
         is_fixed[indices] = True
-        solution = self._solve_columns(fidelity_weight, prior, start, is_fixed.reshape(self.shape))
+        solution = self._solve_columns(fidelity_weight, prior, start, is_fixed.reshape(self.shape), tolerance)
         return np.maximum(solution, 0, out=solution)  # rounding may give small negative values
 
     def _solve_columns(
-        self, fidelity: float, prior: NDArray[np.float32], start: NDArray[np.float32], is_fixed: NDArray[np.bool_]
+        self,
+        fidelity: float,
+        prior: NDArray[np.float32],
+        start: NDArray[np.float32],
+        is_fixed: NDArray[np.bool_],
+        tolerance: float = TOLERANCE,
     ) -> NDArray[np.float32]:
         """Solve for each column of the prior (pixels, n); fixed pixels keep their value of `start`."""
         diagonal, inverse = self._diagonals(fidelity, is_fixed)
@@ -121,7 +132,7 @@ class PixelGraph:
         def solve_column(column: int) -> None:
             right, solution = (self._padded(values[:, column]) for values in (prior, start))
             right *= np.float32(fidelity)
-            solve(self.edges, diagonal, inverse, right, solution, TOLERANCE, MOST_ITERATIONS)
+            solve(self.edges, diagonal, inverse, right, solution, tolerance, MOST_ITERATIONS)
             found[:, column] = solution[1:-1, 1:-1].ravel()
 
         _in_threads(solve_column, range(start.shape[1]))

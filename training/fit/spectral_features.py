@@ -48,9 +48,15 @@ def mnf_projection(scene: LabelledScene, flat: NDArray[np.float32] | None = None
     _, cols, bands = scene.cube.shape
     flat = scene.standardised().reshape(-1, bands) if flat is None else flat
     upper = _subsample(np.flatnonzero(scene.valid[1:] & scene.valid[:-1]))
-    whitening = _noise_whitening((flat[upper + cols] - flat[upper]) / math.sqrt(2))
-    sample = flat[_subsample(np.flatnonzero(scene.valid))] @ whitening
-    covariance = _covariance(sample) if len(sample) > 1 else np.eye(bands)
+    noise = (flat[upper + cols] - flat[upper]) / math.sqrt(2)
+    return noise_adjusted(flat[_subsample(np.flatnonzero(scene.valid))], noise)
+
+
+def noise_adjusted(spectra: NDArray[np.float32], noise: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The matrix (bands, components) from standardised spectra to their MNF components."""
+    whitening = _noise_whitening(noise)
+    sample = spectra @ whitening
+    covariance = _covariance(sample) if len(sample) > 1 else np.eye(len(whitening))
     variances, directions = np.linalg.eigh(covariance)
     chosen = directions[:, np.argsort(-variances)[:COMPONENTS]]
     projection: NDArray[np.float32] = (whitening @ chosen).astype(np.float32)
