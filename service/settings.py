@@ -90,6 +90,14 @@ class Settings(BaseSettings):
     stall_s: float = Field(900, gt=0, description="time without progress until a worker is ended, in seconds")
     stop_s: float = Field(8, gt=0, description="longest shutdown, in seconds")
 
+    live_sessions: int = Field(4, gt=0, description="number of label sets whose live maps are drawn at the same time")
+    live_memory_bytes: ByteSize = Field(
+        ByteSize(2 * 10**9), gt=0, description="memory of the process of a live map, in bytes"
+    )
+    live_idle_s: float = Field(
+        600, gt=0, description="seconds without use until the process of a live map ends; it starts again when needed"
+    )
+
     cluster: str | None = Field(
         None, description="scheduler of the Dask cluster that runs the jobs, tcp://HOST:PORT or tls://HOST:PORT (none)"
     )

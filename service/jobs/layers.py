@@ -142,6 +142,25 @@ class LayerReader:
         """A tile as PNG."""
         return self._tiles.submit(_read_own, view.job, (path,), lambda: render_tile(path, layer.kind, tile, layer.band))
 
+    def picture(self, scene: SceneRecord, bands: Bands | None) -> Future[Path]:
+        """The picture of a scene in three of its bands, which may have to be made first."""
+        shown = chosen_bands(scene, bands)
+        path = self._previews.find(scene, shown)
+        return self._previews.make(scene, shown) if path is None else _done(path)
+
+    def picture_tile(self, path: Path, tile: Tile) -> Future[bytes]:
+        """A tile of a scene's picture on the scene's own grid, as PNG."""
+        return self._tiles.submit(_read_picture, path, tile)
+
+    def scene_grid(self, scene: SceneRecord) -> Future[Grid]:
+        """The grid of a scene's map."""
+        return self._quick.submit(_document_grid, scene.document)
+
+    def scene_values(self, scene: SceneRecord, pixels: list[tuple[int, int]]) -> Future[list[list[float | None]]]:
+        """The values of some pixels in the scene's good bands."""
+        path = data_path(self._settings, scene)
+        return self._pixels.read_many(path, self._settings.limits, version_of(scene), pixels)
+
     def grid(self, view: JobView) -> Future[Grid]:
         """The grid of the job's tiles; use `grid_of` with the preview's file if `needs_preview`."""
         if view.summary is not None:
@@ -297,6 +316,14 @@ def _read_own(job: JobRecord, paths: tuple[Path, ...], work: Callable[[], Result
         raise NoSuchResult(
             f"{names} of job {job.id} are damaged on the server's disk: send the scene again, and tell the operator"
         ) from error
+
+
+def _read_picture(path: Path, tile: Tile) -> bytes:
+    try:
+        return render_tile(path, "picture", tile, in_pixels=True)
+    except (*GDAL_ERRORS, OSError) as error:
+        path.unlink(missing_ok=True)  # the next request makes it again
+        raise NoSuchResult("the picture of the scene was removed a moment ago: try again") from error
 
 
 def _done(path: Path) -> Future[Path]:

@@ -76,6 +76,21 @@ class Store(Database):
                 unpublish()
             return not waiting
 
+    def scenes(self, owner: str, limit: int, offset: int) -> list[SceneRecord]:
+        """An owner's scenes, the newest first, without those that belong to a job."""
+        rows = self._rows(
+            "SELECT * FROM scenes WHERE owner = ? AND NOT is_temporary ORDER BY created DESC LIMIT ? OFFSET ?",
+            owner,
+            limit,
+            offset,
+        )
+        return [from_row(SceneRecord, row) for row in rows]
+
+    def prolong_scene(self, scene_id: str, keep_s: float) -> None:
+        """Keep a scene that is worked on for as long as a new one."""
+        with self.transaction() as db:
+            db.execute("UPDATE scenes SET expires = MAX(expires, ?) WHERE id = ?", (time.time() + keep_s, scene_id))
+
     def expired_scenes(self, now: float) -> list[str]:
         """Expired scenes that no unfinished job needs; a temporary scene stays as long as its job."""
         rows = self._rows(

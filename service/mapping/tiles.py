@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -54,7 +54,7 @@ class Header:
 
 
 @lru_cache(1)
-def _ramp_table() -> Table:
+def ramp_table() -> Table:
     """Colours by probability step; transparent for no data."""
     table = np.zeros((BYTE_NODATA + 1, 4), np.uint8)
     steps, stops = np.arange(BYTE_STEPS + 1), np.linspace(0, BYTE_STEPS, len(RAMP))
@@ -94,16 +94,18 @@ def _opened(path: Path, level: int = 0) -> Iterator[Any]:
         yield raster
 
 
-def render_tile(path: Path, kind: Kind, tile: Tile, band: int = 1) -> bytes:
-    """A tile as PNG, transparent outside the raster and without data."""
+def render_tile(path: Path, kind: Kind, tile: Tile, band: int = 1, *, in_pixels: bool = False) -> bytes:
+    """A tile as PNG, transparent outside the raster and without data; on the raster's own grid if `in_pixels`."""
     header = read_header(path)
+    if in_pixels:
+        header = replace(header, grid=make_grid(header.grid.rows, header.grid.cols, None, Affine.identity()))
     bands = [1, 2, 3] if kind == "picture" else [band]
     values = read_tile(path, header, tile, bands, is_smooth=kind != "classes")
     if kind == "picture":
         return _picture(values)
     if kind == "classes":
         return _classes(values[0], header)
-    return png_by_table(_steps(values[0]), _ramp_table())
+    return png_by_table(_steps(values[0]), ramp_table())
 
 
 def _classes(values: NDArray[Any], header: Header) -> bytes:
