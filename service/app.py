@@ -22,7 +22,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hyperscene.errors import OptionsUnusable, OutputUnwritable
 from hyperscene.service import logs
-from hyperscene.service.api import assessments, classify, examples, health, jobs, models, processes, scenes, tiles
+from hyperscene.service.api import (
+    assessments,
+    classify,
+    examples,
+    health,
+    jobs,
+    labels,
+    live,
+    models,
+    processes,
+    scenes,
+    tiles,
+)
 from hyperscene.service.api.context import OwnerDep, Service
 from hyperscene.service.api.job_watcher import JobWatcher
 from hyperscene.service.api.openapi import install_openapi
@@ -34,7 +46,10 @@ from hyperscene.service.jobs.adoption import open_store, sweep
 from hyperscene.service.jobs.assessments import Assessments
 from hyperscene.service.jobs.disk import close_to_others, flush
 from hyperscene.service.jobs.inspector import Inspector
+from hyperscene.service.jobs.label_files import LabelConverter
+from hyperscene.service.jobs.label_sets import LabelStore
 from hyperscene.service.jobs.layers import LayerReader
+from hyperscene.service.jobs.live_sessions import LiveSessions
 from hyperscene.service.jobs.models import Models, load_models
 from hyperscene.service.jobs.previews import Previews
 from hyperscene.service.jobs.records import new_id
@@ -52,6 +67,7 @@ DESCRIPTION = """Maps whole hyperspectral scenes: send a GeoTIFF, ENVI or produc
 TAGS = [
     {"name": "maps", "description": "Upload a scene, get its map"},
     {"name": "scenes", "description": "Upload once, map often"},
+    {"name": "labels", "description": "Labels that are drawn on a scene, and the live map that they give"},
     {"name": "jobs", "description": "Status, progress, results"},
     {"name": "assessment", "description": "Check a map; accuracy and areas with intervals, reports, comparison"},
     {"name": "tiles", "description": "Map tiles for browsers and QGIS, and single pixels"},
@@ -88,7 +104,8 @@ def create_app(settings: Settings | None = None, resources: Resources | None = N
         redoc_url=None,
     )
     add_exception_handlers(app)
-    for part in (classify, scenes, jobs, tiles, assessments, models, processes, health):
+    parts = (classify, scenes, labels, live, jobs, tiles, assessments, models, processes, health)
+    for part in parts:
         app.include_router(part.router)
     _serve_openapi(app)
     add_page(app)
@@ -98,7 +115,7 @@ def create_app(settings: Settings | None = None, resources: Resources | None = N
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "HEAD", "POST", "DELETE"],
+            allow_methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
@@ -179,6 +196,8 @@ async def running_service(settings: Settings, resources: Resources) -> AsyncIter
     asyncio.get_running_loop().set_default_executor(pool)
     supervisor = Supervisor(settings, resources.store, resources.models)
     previews = Previews(settings, resources.store)
+    label_store, converter = LabelStore(settings), LabelConverter()
+    sessions = LiveSessions(settings, resources.store, label_store)
     layers = LayerReader(settings, resources.store, resources.models, previews)
     admission = Admission(settings, resources.store, resources.models, resources.inspector, supervisor, previews)
     await asyncio.to_thread(supervisor.release_jobs)
@@ -190,11 +209,14 @@ async def running_service(settings: Settings, resources: Resources) -> AsyncIter
     housekeeping = asyncio.create_task(_expire_forever(admission, settings))
     try:
         assessed = Assessments(settings, resources.models)
-        yield Service(settings, resources.store, resources.models, admission, job_watcher, layers, assessed), supervisor
+        parts = (admission, job_watcher, layers, assessed, label_store, converter, sessions)
+        yield Service(settings, resources.store, resources.models, *parts), supervisor
     finally:
         housekeeping.cancel()
         job_watcher.stop()
         resources.inspector.close()
+        await asyncio.to_thread(sessions.close)
+        await asyncio.to_thread(converter.close)
         await asyncio.to_thread(layers.close)
         await asyncio.to_thread(previews.close)
         await asyncio.to_thread(supervisor.stop, settings.stop_s / 2)

@@ -18,7 +18,10 @@ from hyperscene.errors import NoSuchJob, Unauthorized, format_duration
 from hyperscene.service.api.job_watcher import JobWatcher
 from hyperscene.service.jobs.admission import Admission
 from hyperscene.service.jobs.assessments import Assessments
+from hyperscene.service.jobs.label_files import LabelConverter
+from hyperscene.service.jobs.label_sets import LabelStore
 from hyperscene.service.jobs.layers import LayerReader
+from hyperscene.service.jobs.live_sessions import LiveSessions
 from hyperscene.service.jobs.models import Models
 from hyperscene.service.jobs.readiness import engine_warnings, not_ready_reasons
 from hyperscene.service.jobs.records import JobRecord
@@ -49,6 +52,9 @@ class Service:
     job_watcher: JobWatcher
     layers: LayerReader
     assessments: Assessments
+    labels: LabelStore
+    label_converter: LabelConverter
+    live: LiveSessions
     started: float = field(default_factory=time.time)
     _readiness: _Readiness = field(default_factory=_Readiness)
 

@@ -312,6 +312,81 @@ class ReadyStatus(Document):
     warnings: list[str] = []  # engines that are not used, and why
 
 
+class SceneList(Document):
+    """An owner's scenes."""
+
+    model_config = with_example(examples.SCENES)
+
+    scenes: list[dict[str, Any]]
+
+
+class LabelDocument(Document):
+    """The labels of a scene: classes with their numbers of pixels, and with `format=json` the pixels as runs."""
+
+    model_config = with_example(examples.LABELS)
+
+    version: int
+    rows: int
+    cols: int
+    pixels: int
+    classes: list[dict[str, Any]]
+
+
+class LiveState(Document):
+    """Whether the features of a scene's live map are ready."""
+
+    model_config = with_example(examples.LIVE_STATE)
+
+    state: Literal["not started", "computing", "ready", "failed"]
+    progress: int
+    detail: str | None = None
+
+
+class LiveEstimate(Document):
+    """How good the live map is; `estimate` is null while no class has two areas of labels."""
+
+    model_config = with_example(examples.LIVE_ESTIMATE)
+
+    etag: str
+    is_done: bool
+    classes: list[str] | None = None
+    estimate: dict[str, Any] | None = None
+    mistakes: list[dict[str, Any]] | None = None
+
+
+class LiveSuggestions(Document):
+    """Places to label next, the most useful first."""
+
+    model_config = with_example(examples.LIVE_SUGGESTIONS)
+
+    etag: str
+    places: list[dict[str, Any]]
+
+
+class SceneSpectra(Document):
+    """Mean spectra of labelled classes."""
+
+    model_config = with_example(examples.SCENE_SPECTRA)
+
+    bands: list[int]
+    wavelengths_nm: list[float] | None = None
+    classes: list[dict[str, Any]]
+
+
+class ScenePixel(Document):
+    """A pixel of a scene."""
+
+    model_config = with_example(examples.SCENE_PIXEL)
+
+    row: int
+    col: int
+    lon: float | None = None
+    lat: float | None = None
+    bands: list[int]
+    wavelengths_nm: list[float] | None = None
+    values: list[float | None]
+
+
 def problem_of(error: ServiceError) -> Problem:
     """An error as a problem document."""
     kind = f"{OGC_EXCEPTIONS}{error.ogc_type}" if error.ogc_type else f"urn:hyperscene:problem:{error.code}"
@@ -402,6 +477,9 @@ def scene_of(scene: SceneRecord, models: dict[str, str], base: str) -> SceneDocu
         links=[
             Link(href=f"{base}/scenes/{scene.id}", rel="self", type="application/json", title="this scene"),
             Link(
+                href=f"{base}/scenes/{scene.id}/labels", rel="related", type="application/geo+json", title="your labels"
+            ),
+            Link(
                 href=f"{base}/processes/{PROCESS_ID}/execution",
                 rel=f"{OGC_RELATIONS}execute",
                 title="map it: POST, with this scene's URL as href of the input scene",
@@ -409,6 +487,11 @@ def scene_of(scene: SceneRecord, models: dict[str, str], base: str) -> SceneDocu
         ],
         **scene.document,
     )
+
+
+def time_of(seconds: float) -> str:
+    """A time as ISO 8601."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _datetime(seconds: float | None) -> Any:

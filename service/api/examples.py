@@ -232,6 +232,69 @@ MODEL: Example = {
     },
 }
 
+SCENES: Example = {
+    "scenes": [
+        {
+            "id": ID,
+            "name": "scene.tif",
+            "created": "2026-01-31T12:00:00Z",
+            "expires": "2026-02-07T12:00:00Z",
+            "rows": 240,
+            "cols": 240,
+            "labelled_pixels": 120,
+            "links": [link(f"/scenes/{ID}", "item")],
+        }
+    ]
+}
+_WATER = {"value": 1, "name": "water", "color": "#2b6cb0"}
+LABELS: Example = {
+    "version": 3,
+    "rows": 240,
+    "cols": 240,
+    "pixels": 5,
+    "classes": [_WATER | {"pixels": 5, "runs": [[10, 4, 3], [11, 4, 2]]}],
+}
+LABEL_CHANGE: Example = {
+    "classes": [_WATER, {"value": 2, "name": "forest", "color": "#1e6b34"}],
+    "set": [{"class": 2, "runs": [[12, 4, 3]]}, {"class": 0, "runs": [[11, 5, 1]]}],
+}
+LABEL_FEATURES: Example = {
+    "type": "FeatureCollection",
+    "features": [
+        {
+            "type": "Feature",
+            "properties": {"class": "water", "value": 1, "color": "#2b6cb0", "runs": [[10, 4, 1]]},
+            "geometry": {
+                "type": "MultiPolygon",
+                "coordinates": [[[[13.1, 52.5], [13.1, 52.4], [13.2, 52.4], [13.2, 52.5], [13.1, 52.5]]]],
+            },
+        }
+    ],
+}
+
+LIVE_STATE: Example = {"state": "computing", "progress": 40}
+LIVE_ESTIMATE: Example = {
+    "etag": '"3-0123456789abcdef"',
+    "is_done": True,
+    "classes": ["water", "forest"],
+    "estimate": {
+        "pixels": 40,
+        "clusters": 8,
+        "oa": {"value": 0.95, "interval": [0.84, 0.99]},
+        "confusion": [[19, 1], [1, 19]],
+    },
+    "mistakes": [{"row": 12, "col": 5, "label": "forest", "predicted": "water", "probability": 0.98}],
+}
+LIVE_SUGGESTIONS: Example = {
+    "etag": '"3-0123456789abcdef"',
+    "places": [{"row": 31, "col": 7, "guess": 2, "margin": 0.02}],
+}
+_BANDS = {"bands": [1, 2, 3], "wavelengths_nm": [450.0, 550.0, 650.0]}
+SCENE_SPECTRA: Example = _BANDS | {
+    "classes": [_WATER | {"pixels": 5, "mean": [0.04, 0.05, 0.03], "deviation": [0.01, 0.01, 0.01]}]
+}
+SCENE_PIXEL: Example = {"row": 10, "col": 4, "lon": 13.1, "lat": 52.5, **_BANDS, "values": [0.04, 0.05, 0.03]}
+
 HEALTH: Example = {
     "status": "ready",
     "reasons": [],

@@ -15,8 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hyperscene.errors import (
     InternalError,
+    LabelsChanged,
     NoSuchJob,
     NotReady,
+    PreconditionMissing,
     QueueFull,
     RequestUnusable,
     SceneInUse,
@@ -73,7 +75,7 @@ def _with_example(status: int) -> dict[str, Any]:
 # The example error of each status.
 EXAMPLES = (
     UploadBroken, Unauthorized, NoSuchJob, UploadTooSlow, SceneInUse, SceneTooLarge, RequestUnusable, QueueFull,
-    InternalError, NotReady, StorageFull,
+    InternalError, NotReady, StorageFull, LabelsChanged, PreconditionMissing,
 )  # fmt: skip
 
 
@@ -83,8 +85,10 @@ DESCRIPTIONS = {
     404: "Not found, owned by another API key, expired, or not ready yet",
     408: "The body did not arrive in time",
     409: "Another job must finish first",
+    412: "Changed meanwhile, by another request",
     413: "More bytes, pixels, bands or estimated time than the server accepts",
     422: "The scene or the request cannot be used; the detail says why and what to do",
+    428: "The header If-Match is missing",
     429: "The queue is full; Retry-After says when to try again",
     500: "The network failed on this scene, or hyperscene has a bug",
     503: "Not ready, or shutting down; /health says why",
@@ -96,7 +100,7 @@ def _allowed_methods(request: Request) -> list[str]:
     """The methods of a path. Each method is a separate route, so Starlette's own Allow header names only one."""
     return [
         method
-        for method in ("DELETE", "GET", "HEAD", "POST")
+        for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
         if any(route.matches({**request.scope, "method": method})[0] == Match.FULL for route in request.app.routes)
     ]
 

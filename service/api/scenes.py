@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 from python_multipart.multipart import parse_options_header
 
 from hyperscene.errors import RequestUnusable
 from hyperscene.service.api.context import BaseDep, OwnerDep, Service, ServiceDep
-from hyperscene.service.api.documents import ID_EXAMPLE, SceneDocument, scene_of
+from hyperscene.service.api.documents import ID_EXAMPLE, SceneDocument, SceneList, scene_of, time_of
 from hyperscene.service.api.problems import JsonResponse, problems
 from hyperscene.service.api.uploads import (
     MAX_FILES,
@@ -134,6 +134,39 @@ async def make_demo_scene(service: ServiceDep, owner: OwnerDep, base: BaseDep) -
     document = scene_of(scene, await asyncio.to_thread(service.admission.matches, scene), base)
     headers = {"Location": f"{base}/scenes/{scene.id}"}
     return JsonResponse(document.model_dump(mode="json", exclude_none=True), 201 if is_new else 200, headers)
+
+
+@router.get(
+    "/scenes",
+    summary="Your scenes",
+    response_class=JsonResponse,
+    responses={200: {"model": SceneList}, **problems()},
+)
+async def list_scenes(
+    service: ServiceDep,
+    owner: OwnerDep,
+    base: BaseDep,
+    limit: Annotated[int, Query(ge=1, le=1000, description="largest number of scenes", examples=[12])] = 100,
+    offset: Annotated[int, Query(ge=0, le=2**31 - 1, description="number of newer scenes to leave out")] = 0,
+) -> Response:
+    """The newest first, with the number of labelled pixels. Scenes that belong to a job only are not listed."""
+    scenes = await asyncio.to_thread(service.store.scenes, owner, limit, offset)
+
+    def describe(scene: SceneRecord) -> dict[str, Any]:
+        labels = service.labels.read(scene.id, owner, (scene.document["rows"], scene.document["cols"]))
+        return {
+            "id": scene.id,
+            "name": scene.name,
+            "created": time_of(scene.created),
+            "expires": time_of(scene.expires),
+            "rows": scene.document["rows"],
+            "cols": scene.document["cols"],
+            "labelled_pixels": len(labels.pixels),
+            "links": [{"href": f"{base}/scenes/{scene.id}", "rel": "item", "type": "application/json"}],
+        }
+
+    listed = await asyncio.to_thread(lambda: [describe(scene) for scene in scenes])
+    return JsonResponse({"scenes": listed}, headers={"Cache-Control": "no-store"})
 
 
 @router.get("/scenes/{scene_id}", summary="Metadata of a scene", responses=problems(404))

@@ -183,7 +183,7 @@ async def show_pixel(
     grid = await _grid(service, view)
     row, col = await asyncio.to_thread(pixel_of, grid, position.row, position.col, position.lon, position.lat)
     values = await _spectrum(service, view, row, col, request) if spectrum else {"spectrum": None}
-    mapped = await _result_of(service, service.layers.map_at(view, row, col))
+    mapped = await result_of(service, service.layers.map_at(view, row, col))
     lon_lat = await asyncio.to_thread(grid.lon_lat, row, col)
     document = {
         "row": row,
@@ -212,7 +212,8 @@ def _is_map_layer(layer: str) -> bool:
     return layer in ("classes", "confidence") or layer.startswith("probability-")
 
 
-def _bands(text: str | None) -> Bands | None:
+def bands_of(text: str | None) -> Bands | None:
+    """The bands of a request's query."""
     if text is None:
         return None
     red, green, blue = map(int, text.split(","))
@@ -223,7 +224,7 @@ async def _job_view(
     service: Service, job: JobRecord, base: str, layer: str | None = None, bands: str | None = None
 ) -> JobView:
     """The job's layers; an error if it has none, or if a layer of its map is requested before there is a map."""
-    view = await asyncio.to_thread(service.layers.view, job, _bands(bands))
+    view = await asyncio.to_thread(service.layers.view, job, bands_of(bands))
     if layer == SCENE_LAYER:
         return view
     if not view.layers or (layer is not None and _is_map_layer(layer)):
@@ -249,7 +250,7 @@ async def _result_unless_disconnected(service: Service, future: Future[Result], 
     disconnected = asyncio.ensure_future(until_disconnected(request.receive))
     disconnected.add_done_callback(lambda done: done.cancelled() or future.cancel())
     try:
-        return await _result_of(service, future)
+        return await result_of(service, future)
     except NotReady:
         if disconnected.done():
             raise HTTPException(CLIENT_CLOSED_REQUEST, "the client closed the connection") from None
@@ -258,7 +259,7 @@ async def _result_unless_disconnected(service: Service, future: Future[Result], 
         disconnected.cancel()
 
 
-async def _result_of(service: Service, future: Future[Result], timeout_s: float | None = None) -> Result:
+async def result_of(service: Service, future: Future[Result], timeout_s: float | None = None) -> Result:
     """The result of a thread's work."""
     try:
         return await service.job_watcher.result_of(future, timeout_s)
@@ -271,7 +272,7 @@ async def _result_of(service: Service, future: Future[Result], timeout_s: float 
 async def _raster_path(service: Service, view: JobView, layer: Layer) -> FilePath:
     """The raster of a layer; NotReady while the preview of the scene is being rendered."""
     try:
-        return await _result_of(service, service.layers.file(view, layer), PREVIEW_WAIT_S)
+        return await result_of(service, service.layers.file(view, layer), PREVIEW_WAIT_S)
     except TimeoutError:
         error = NotReady(f"the preview of the scene is being rendered: try again in {PREVIEW_WAIT_S} s")
         error.headers = {"Retry-After": str(PREVIEW_WAIT_S)}
@@ -281,8 +282,8 @@ async def _raster_path(service: Service, view: JobView, layer: Layer) -> FilePat
 async def _grid(service: Service, view: JobView) -> Grid:
     if needs_preview(view):
         path = await _raster_path(service, view, view.layer(SCENE_LAYER))
-        return await _result_of(service, service.layers.grid_of(view, path))
-    return await _result_of(service, service.layers.grid(view))
+        return await result_of(service, service.layers.grid_of(view, path))
+    return await result_of(service, service.layers.grid(view))
 
 
 async def _tile_response(

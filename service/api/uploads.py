@@ -90,11 +90,13 @@ async def receive_form(request: Request, service: Service, folder: Path) -> Uplo
     return form.upload
 
 
-async def receive_file(request: Request, service: Service, folder: Path, name: str) -> Upload:
+async def receive_file(
+    request: Request, service: Service, folder: Path, name: str, max_bytes: int | None = None
+) -> Upload:
     """Receive a raw body as one file."""
     writer = _FileWriter(folder / "part0", name, service)
     try:
-        async for chunk in read_body(request, service):
+        async for chunk in read_body(request, service, max_bytes):
             writer.add(chunk)
             await writer.flush()
         await writer.flush(is_last=True)
@@ -104,10 +106,10 @@ async def receive_file(request: Request, service: Service, folder: Path, name: s
     return Upload([writer.received()])
 
 
-async def read_json(request: Request, service: Service) -> Any:
+async def read_json(request: Request, service: Service, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """Read a small JSON body. FastAPI would read it without a limit, and before it checks the API key."""
     try:
-        return json.loads(b"".join([chunk async for chunk in read_body(request, service, MAX_JSON_BYTES)]))
+        return json.loads(b"".join([chunk async for chunk in read_body(request, service, max_bytes)]))
     except (ValueError, RecursionError) as error:
         raise UploadBroken(f"the body is not valid JSON ({error_text(error)}): /api describes this request") from error
 
@@ -122,7 +124,7 @@ async def read_body(request: Request, service: Service, max_bytes: int | None = 
         chunk = message.get("body", b"")
         received += len(chunk)
         if max_bytes is not None and received > max_bytes:
-            raise SceneTooLarge(f"the body is longer than {max_bytes} bytes: send a reference to the scene")
+            raise SceneTooLarge(f"the body is longer than {max_bytes} bytes, the limit of this call: send less")
         if received > settings.max_upload_bytes:
             raise service.admission.too_many_bytes()
         if chunk:

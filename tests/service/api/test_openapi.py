@@ -178,6 +178,7 @@ def existing_resources(server, folder, headers):
     done, to_delete = [server.finished(job, **headers)["jobID"] for job in jobs]
     tile = f"/jobs/{done}/tiles/scene/0/0/0.png?bands=3,2,1"
     wait_for(lambda: server.client.get(tile, headers=headers).is_success)  # 503 until the preview is rendered
+    prepare_live_map(server, f"/scenes/{scene.json()['id']}", headers)
     return {
         "file": str(file),
         "to_read": {
@@ -188,6 +189,17 @@ def existing_resources(server, folder, headers):
         },
         "to_delete": {"job_id": to_delete},
     }
+
+
+def prepare_live_map(server, scene, headers):
+    """Labels of two classes, and the live map that they give; its calls respond with 503 until it is ready."""
+    etag = server.client.get(f"{scene}/labels", headers=headers).headers["etag"]
+    classes = [{"value": value, "name": str(value), "color": "#000000"} for value in (1, 2)]
+    body = {"classes": classes, "set": [{"class": 1, "runs": [[0, 0, 5]]}, {"class": 2, "runs": [[4, 0, 5]]}]}
+    server.client.patch(f"{scene}/labels", json=body, headers={"If-Match": etag} | headers).raise_for_status()
+    server.client.post(f"{scene}/live", headers=headers).raise_for_status()
+    tile = f"{scene}/live/tiles/classes/0/0/0.png"
+    wait_for(lambda: server.client.get(tile, headers=headers).is_success)
 
 
 def run_schemathesis(server, folder, resources, document, run, *options):
