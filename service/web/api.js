@@ -97,6 +97,19 @@ export async function sendScene(files, fields, idempotencyKey, onProgress, signa
   }
 }
 
+/** Upload a scene to label it; resolves to the scene. */
+export async function uploadScene(files, onProgress, signal) {
+  const form = new FormData();
+  for (const file of files) form.append("scene", file, file.name);
+  const used = key();
+  try {
+    return await post("scenes", form, used, newIdempotencyKey(), onProgress, signal);
+  } catch (error) {
+    if (error.status === 401 && (await hasNewKey(used))) return uploadScene(files, onProgress, signal);
+    throw error;
+  }
+}
+
 /** A POST that reports upload progress, which fetch does not. */
 function post(path, form, used, idempotencyKey, onProgress, signal) {
   return new Promise((resolve, reject) => {

@@ -155,6 +155,7 @@ class MapView {
     const files = await documentOf(`jobs/${this._id}/results`, { signal: this._signal });
     if (summary.warnings.length) status.replaceChildren(warningsOf(summary.warnings));
     const scene = await documentOf(`scenes/${job.scene_id}`, { signal: this._signal }).catch(() => null);
+    if (scene && !scene.map) document.querySelector(".job-head").append(make("a", { href: `#/scenes/${job.scene_id}/label` }, "Label this scene"));
     const isNew = !this._map;
     const tilejson = await this._makeMap();
     const shown = { box: this._box, job, map: this._map, tilejson, readout: this._readout, select: this._pixel.select, signal: this._signal };

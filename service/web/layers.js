@@ -11,7 +11,7 @@ const COMPOSITES = [ // name, wavelengths in nm for red, green and blue
 const MAX_DISTANCE_NM = 60; // from a composite's wavelength to the scene's nearest band
 
 /** The composites that the scene's bands allow, as [name, band numbers]. */
-function compositesOf(scene) {
+export function compositesOf(scene) {
   const nm = scene?.wavelengths_nm;
   if (!nm) return [];
   const found = COMPOSITES.map(([name, targets]) => {
@@ -20,6 +20,20 @@ function compositesOf(scene) {
     return isNear ? [name, indices.map((index) => scene.band_numbers?.[index] ?? index + 1)] : null;
   });
   return found.filter(Boolean);
+}
+
+const RAMP = ["#440154", "#472c7b", "#3a528b", "#2c728e", "#20908c", "#27ad80", "#5bc862", "#aadb32", "#fde724"]; // viridis
+let packedRamp = null;
+
+/** The ramp as pixels of a canvas, by value 0 to 255. */
+export function rampColors() {
+  packedRamp ??= Uint32Array.from({ length: 256 }, (_, value) => {
+    const at = (value / 255) * (RAMP.length - 1);
+    const [low, high] = [Math.floor(at), Math.ceil(at)].map((index) => [1, 3, 5].map((start) => parseInt(RAMP[index].slice(start, start + 2), 16)));
+    const [red, green, blue] = low.map((part, index) => Math.round(part + (high[index] - part) * (at - Math.floor(at))));
+    return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+  });
+  return packedRamp;
 }
 
 /** The controls of a map; `scene` is the scene's document, null if the scene was removed. */

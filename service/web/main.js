@@ -1,10 +1,11 @@
-// The page's two views, selected by the URL's fragment: the start (#/) and a job (#/jobs/{id}).
+// The page's views, selected by the URL's fragment: the start (#/), a job (#/jobs/{id}), labels (#/scenes/{id}/label).
 
 import { key, onKeyRequired, storeKey } from "./api.js";
 import { promptForKey } from "./dialogs.js";
 import { make, problemBox } from "./dom.js";
 import { showCheck } from "./check.js";
 import { showJob } from "./job.js";
+import { showLabel } from "./label.js";
 import { showComparison } from "./reports.js";
 import { showStart } from "./start.js";
 
@@ -21,11 +22,13 @@ async function show() {
   const fail = (error, parent = main) => !signal.aborted && parent.append(problemBox(error.message, remedyFor(error)));
   try {
     const job = /^#\/jobs\/([0-9a-f]{32})$/.exec(location.hash);
+    const labelled = /^#\/scenes\/([0-9a-f]{32})\/label$/.exec(location.hash);
     const check = /^#\/jobs\/([0-9a-f]{32})\/check$/.exec(location.hash);
     const compare = /^#\/compare\/([0-9a-f]{32})\/([0-9a-f]{32})$/.exec(location.hash);
-    main.className = job || check || compare ? "job" : "start";
+    main.className = job || labelled || check || compare ? "job" : "start";
     if (check) await showCheck(main, check[1], signal);
     else if (compare) await showComparison(main, compare[1], compare[2], signal);
+    else if (labelled) await showLabel(main, labelled[1], signal);
     else if (job) await showJob(main, job[1], signal, fail);
     else if (/^(#\/?)?$/.test(location.hash)) await showStart(main, signal);
     else main.append(make("section", { class: "card" }, make("h1", { tabindex: "-1" }, "Page not found"), make("a", { href: "#/" }, "Your maps")));

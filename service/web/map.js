@@ -19,7 +19,7 @@ export const KeyedTiles = L.GridLayer.extend({
     const image = make("img", { alt: "" });
     const stop = new AbortController();
     image.stop = stop;
-    const path = `${this.options.path}/${coords.z}/${coords.x}/${coords.y}${L.Browser.retina ? "@2x" : ""}.png${this.options.query}`;
+    const path = `${this.options.path}/${coords.z}/${coords.x}/${coords.y}${L.Browser.retina && this.options.hasLargeTiles !== false ? "@2x" : ""}.png${this.options.query}`;
     withRetries(() => request(path, { signal: stop.signal }), stop.signal)
       .then((response) => response.arrayBuffer())
       .then((buffer) => this._draw(image, (image.bytes = new Uint8Array(buffer))))

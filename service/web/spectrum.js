@@ -9,16 +9,17 @@ const LEFT = 52, RIGHT = 8, TOP = 10, BOTTOM = 42;
 export function spectrumChart(spectrum) {
   const positions = spectrum.wavelengths_nm ?? spectrum.bands; // on the x axis
   const points = positions
-    .map((position, index) => ({ position, value: spectrum.values[index], isUsed: spectrum.used?.[index] ?? false, band: spectrum.bands[index] }))
+    .map((position, index) => ({ position, value: spectrum.values[index], deviation: spectrum.deviation?.[index] ?? 0, isUsed: spectrum.used?.[index] ?? false, band: spectrum.bands[index] }))
     .sort((one, other) => one.position - other.position);
   const known = points.filter(({ value }) => value !== null);
   if (!known.length) return make("p", { class: "quiet" }, "The scene has no data here.");
   const unit = spectrum.wavelengths_nm ? "nm" : "";
   const x = scale(extent(points.map(({ position }) => position)), [LEFT, WIDTH - RIGHT]);
-  const [low, high] = extent(known.map(({ value }) => value));
+  const [low, high] = extent(known.flatMap(({ value, deviation }) => [value - deviation, value + deviation]));
   const y = scale([Math.min(low, Math.max(0, low - 0.1 * (high - low))), high === low ? low + 1 : high], [HEIGHT - BOTTOM - 5, TOP]);
   const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": description(known, unit), class: "spectrum" });
   svg.append(...axes(x, y, unit));
+  if (spectrum.deviation) svg.append(spread(known, x, y));
   svg.append(...lines(points).map((line) => draw("polyline", { class: "line", points: line.map((p) => `${x(p.position)},${y(p.value)}`).join(" ") })));
   svg.append(...known.map((p) => draw("circle", { class: p.isUsed ? "used" : "unused", cx: x(p.position), cy: y(p.value), r: p.isUsed ? 2.2 : 1.4 })));
   svg.append(...points.filter(({ isUsed }) => isUsed).map((p) => draw("line", { class: "rug", x1: x(p.position), x2: x(p.position), y1: HEIGHT - BOTTOM + 1, y2: HEIGHT - BOTTOM + 7 })));
@@ -34,6 +35,13 @@ function scale([from, to], [start, end]) {
   const span = to - from || 1;
   const project = (value) => Number((start + ((value - from) / span) * (end - start)).toFixed(2));
   return Object.assign(project, { from, to });
+}
+
+/** A band of one standard deviation around the curve. */
+function spread(known, x, y) {
+  const upper = known.map((p) => `${x(p.position)},${y(p.value + p.deviation)}`);
+  const lower = known.map((p) => `${x(p.position)},${y(p.value - p.deviation)}`).reverse();
+  return draw("polygon", { class: "spread", points: [...upper, ...lower].join(" ") });
 }
 
 /** The points in runs without gaps, so that no line crosses missing bands. */

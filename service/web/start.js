@@ -1,6 +1,6 @@
 // The start view: the upload form and the list of jobs.
 
-import { documentOf, newIdempotencyKey, request, sendScene } from "./api.js";
+import { documentOf, newIdempotencyKey, request, sendScene, uploadScene } from "./api.js";
 import { announce, bytes, make, problemBox } from "./dom.js";
 import { showJobs } from "./jobs.js";
 import { makeOptions } from "./options.js";
@@ -15,7 +15,8 @@ addEventListener("beforeunload", (event) => upload && event.preventDefault());
 export async function showStart(main, signal) {
   const card = make("section", { class: "card send", "aria-labelledby": "send-title" });
   const jobs = make("section", { class: "card", "aria-labelledby": "jobs-title" });
-  main.append(card, jobs);
+  const scenes = make("section", { class: "card", "aria-labelledby": "scenes-title", hidden: true });
+  main.append(card, scenes, jobs);
   card.append(
     make("h1", { id: "send-title", tabindex: "-1" }, "Map a hyperspectral scene"),
     make("p", {}, "Send an image with many spectral bands, and see which class each of its pixels belongs to: water, forest, crops or what the model has learned."),
@@ -23,7 +24,18 @@ export async function showStart(main, signal) {
   const models = await documentOf("models", { signal });
   if (signal.aborted) return;
   makeUploadForm(card, models, signal);
+  showScenes(scenes, signal).catch(() => {}); // the jobs are listed all the same
   await showJobs(jobs, signal);
+}
+
+/** The newest scenes, to label them or go on. */
+async function showScenes(section, signal) {
+  const { scenes } = await documentOf("scenes?limit=12", { signal });
+  if (!scenes.length) return;
+  const item = ({ id, name, rows, cols, labelled_pixels: labelled }) =>
+    make("li", {}, make("a", { href: `#/scenes/${id}/label` }, `Label ${name}`), ` ${rows} x ${cols} pixels, ${labelled ? `${labelled} labelled` : "no labels yet"}`);
+  section.append(make("h2", { id: "scenes-title" }, "Your scenes"), make("ul", { class: "scene-list" }, scenes.map(item)));
+  section.hidden = false;
 }
 
 function makeUploadForm(section, models, signal) {
@@ -35,6 +47,7 @@ function makeUploadForm(section, models, signal) {
   const list = make("ul", { class: "files", "aria-label": "Chosen files" });
   const check = make("p", { class: "file-check", id: "file-check", role: "status" });
   const send = make("button", { type: "submit", class: "main", disabled: true }, "Map it");
+  const label = make("button", { type: "button", disabled: true, onclick: () => sendTo((share, stop) => uploadScene(files, share, stop)) }, "Label it");
   const status = make("div", { class: "upload-status" });
   const options = makeOptions(models);
   const trial = makeTrial(models.default, signal);
@@ -53,7 +66,7 @@ function makeUploadForm(section, models, signal) {
     list,
     check,
   );
-  const form = make("form", { class: "upload-form" }, drop, options.element, make("div", { class: "actions" }, send, trial.element), status, trial.status);
+  const form = make("form", { class: "upload-form" }, drop, options.element, make("div", { class: "actions" }, send, label, trial.element), status, trial.status);
 
   async function addFiles(added) {
     if (upload) return;
@@ -69,7 +82,7 @@ function makeUploadForm(section, models, signal) {
     check.textContent = result.text;
     check.className = `file-check${result.isInvalid ? " invalid" : ""}`;
     isComplete = result.isComplete;
-    send.disabled = !isComplete || Boolean(upload);
+    send.disabled = label.disabled = !isComplete || Boolean(upload);
     if (!upload) status.replaceChildren();
   }
   for (const chooser of [input, folder]) {
@@ -80,37 +93,40 @@ function makeUploadForm(section, models, signal) {
   }
   acceptDrops(drop, addFiles, signal);
   form.addEventListener("change", () => (idempotencyKey = newIdempotencyKey()));
-  form.addEventListener("submit", async (event) => {
+  form.addEventListener("submit", (event) => {
     event.preventDefault();
+    sendTo((share, stop) => sendScene(files, options.read(), idempotencyKey, share, stop));
+  });
+  async function sendTo(post) {
     const stop = new AbortController();
     upload = uploadProgress(files, () => stop.abort());
     showUpload();
     let job = null;
     const errors = [];
     try {
-      job = await sendScene(files, options.read(), idempotencyKey, upload.show, stop.signal);
+      job = await post(upload.show, stop.signal);
     } catch (error) {
       if (error.name !== "AbortError") errors.push(problemBox(error.message));
     }
     upload = null;
     pendingErrors = errors;
-    announce(job ? `${job.scene} was sent` : "");
+    announce(job ? `${job.scene ?? job.name} was sent` : "");
     document.dispatchEvent(new CustomEvent("sent", { detail: job }));
-  });
+  }
   function showUpload() {
     status.replaceChildren(upload.element);
     form.classList.add("busy");
     drop.inert = options.element.inert = true;
-    send.disabled = true;
+    send.disabled = label.disabled = true;
     upload.text.focus();
   }
   function showEnd(job) {
     form.classList.remove("busy");
     drop.inert = options.element.inert = false;
-    send.disabled = !isComplete;
+    send.disabled = label.disabled = !isComplete;
     if (status.contains(document.activeElement)) (isComplete ? send : input).focus();
     status.replaceChildren(...pendingErrors.splice(0));
-    if (job) location.hash = `#/jobs/${job.jobID}`;
+    if (job) location.hash = job.jobID ? `#/jobs/${job.jobID}` : `#/scenes/${job.id}/label`;
   }
   document.addEventListener("sent", ({ detail }) => showEnd(detail), { signal }); // also for a form created since then
   if (upload) showUpload();
@@ -134,7 +150,16 @@ function makeTrial(model, signal) {
     button.disabled = false;
   });
   const hint = make("p", { class: "hint", id: "try-hint" }, "No scene at hand? The server makes a small one, 240 x 240 pixels, and maps it with the model that is chosen first.");
-  return { element: make("div", { class: "trial" }, button, hint), status };
+  const label = make("button", { type: "button" }, "Label the demo scene");
+  label.addEventListener("click", async () => {
+    try {
+      const scene = await documentOf("scenes/demo", { method: "POST", signal });
+      location.hash = `#/scenes/${scene.id}/label`;
+    } catch (error) {
+      if (error.name !== "AbortError") status.replaceChildren(problemBox(error.message));
+    }
+  });
+  return { element: make("div", { class: "trial" }, button, label, hint), status };
 }
 
 /** The id of a job that maps the demo scene: the one that exists already, or a new one. */
