@@ -98,7 +98,8 @@ def test_the_architecture_page_draws_the_layers_that_are_checked():
 
 README = ROOT / "README.md"
 # The README comes first: later pages use the scene and the bundle that its commands make.
-PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in ("mapping", "training", "service", "python", "assessment")))
+PAGE_NAMES = ("mapping", "labelling", "training", "service", "python", "assessment")
+PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in PAGE_NAMES))
 MOST_LINES = 200
 
 
