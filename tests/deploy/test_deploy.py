@@ -173,7 +173,7 @@ def test_example_environment_describes_every_setting_and_has_its_real_default():
         if text:
             assert getattr(Settings(**{name: text}), name) == setting.default, name
         else:
-            assert setting.default in (None, ()), name
+            assert setting.default in (None, (), ""), name
 
 
 def test_example_environment_names_every_other_variable_with_its_real_default():
@@ -235,7 +235,7 @@ def test_an_image_runs_our_command_as_an_unprivileged_user(target):
 
 @pytest.mark.parametrize(
     ("target", "expected"),
-    [("cpu", {"cpu", "cluster"}), ("gpu", {"gpu", "cluster"}), ("train", {"cpu", "train", "study", "cluster"})],
+    [("cpu", {"cpu", "cluster", "labels"}), ("gpu", {"gpu", "cluster", "labels"}), ("train", {"cpu", "train", "study", "cluster"})],
 )
 def test_an_image_has_its_extras_and_only_the_training_image_has_torch(target, expected):
     installs = " ".join(rest for word, rest in stages()[f"{target}-environment"] if word == "RUN")
