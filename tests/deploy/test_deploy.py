@@ -235,7 +235,11 @@ def test_an_image_runs_our_command_as_an_unprivileged_user(target):
 
 @pytest.mark.parametrize(
     ("target", "expected"),
-    [("cpu", {"cpu", "cluster", "labels"}), ("gpu", {"gpu", "cluster", "labels"}), ("train", {"cpu", "train", "study", "cluster"})],
+    [
+        ("cpu", {"cpu", "cluster", "labels"}),
+        ("gpu", {"gpu", "cluster", "labels"}),
+        ("train", {"cpu", "train", "study", "cluster"}),
+    ],
 )
 def test_an_image_has_its_extras_and_only_the_training_image_has_torch(target, expected):
     installs = " ".join(rest for word, rest in stages()[f"{target}-environment"] if word == "RUN")
