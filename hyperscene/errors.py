@@ -95,6 +95,13 @@ class LiveUnavailable(ServiceError):
     status = 503
 
 
+class LiveNotReady(ServiceError):
+    """The features of a scene's live map were not computed yet."""
+
+    code = "live_not_ready"
+    status = 409
+
+
 class LiveSuperseded(ServiceError):
     """A newer request for the same view has overtaken this one."""
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from hyperscene.child_process import module_command
 from hyperscene.errors import (
+    LiveNotReady,
     LiveSuperseded,
     LiveUnavailable,
     NotReady,
@@ -148,11 +149,10 @@ class LiveSessions:
         self, scene: SceneRecord, owner: str, request: dict[str, Any], place: str = ""
     ) -> tuple[dict[str, Any], bytes]:
         """The response of a session. A newer request of the same `place` overtakes one that still waits."""
-        if (self.state(scene))["state"] != "ready":
-            self.prepare(scene)
-            not_ready = NotReady("the live map is being prepared: GET /scenes/{id}/live shows its progress")
-            not_ready.headers = {"Retry-After": "1"}
-            raise not_ready
+        if self.state(scene)["state"] != "ready":
+            raise LiveNotReady(
+                f"the live map is not prepared: send POST /scenes/{scene.id}/live, and wait until GET says that it is ready"
+            )
         return self._session(scene, owner).request(request, place)
 
     def _session(self, scene: SceneRecord, owner: str) -> LiveSession:

@@ -187,7 +187,8 @@ def test_labels_of_one_class_have_no_map_and_say_so(live, folder):
     values = spectra_of(quadrants(40, 33), 5)
     path = write_tif(folder / "small.tif", values, wavelengths_nm=WAVELENGTHS, crs=None, transform=None)
     address = f"/scenes/{live.client.post('/scenes', content=path.read_bytes()).json()['id']}"
-    assert view(live, address, (0, 0, 40, 33)).status_code == 503  # starts the preparation
+    assert view(live, address, (0, 0, 40, 33)).json()["code"] == "live_not_ready"
+    live.client.post(f"{address}/live").raise_for_status()
     wait_for(lambda: live.client.get(f"{address}/live").json()["state"] == "ready")
     change(live, address, {"classes": CLASSES[:1], "set": [{"class": 1, "runs": [[3, 3, 4]]}]})
     refused = view(live, address, (0, 0, 40, 33))
