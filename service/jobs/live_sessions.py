@@ -151,7 +151,7 @@ class LiveSessions:
         """The response of a session. A newer request of the same `place` overtakes one that still waits."""
         if self.state(scene)["state"] != "ready":
             raise LiveNotReady(
-                f"the live map is not prepared: send POST /scenes/{scene.id}/live, and wait until GET says that it is ready"
+                f"the live map is not prepared: send POST /scenes/{scene.id}/live, and wait until GET says ready"
             )
         return self._session(scene, owner).request(request, place)
 
