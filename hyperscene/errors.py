@@ -220,6 +220,27 @@ class NoSuchModel(ServiceError):
     status = 404
 
 
+class ModelUnusable(ServiceError):
+    """The uploaded file is no bundle, or fails its check."""
+
+    code = "model_unusable"
+    status = 422
+
+
+class ModelProtected(ServiceError):
+    """The model belongs to the operator, or its name does."""
+
+    code = "model_protected"
+    status = 409
+
+
+class TrainingUnavailable(ServiceError):
+    """The server has no worker that trains."""
+
+    code = "training_unavailable"
+    status = 503
+
+
 class SceneInUse(ServiceError):
     """A job still needs the scene."""
 

@@ -23,6 +23,17 @@ TYPE_TENSOR, TENSOR_ELEMENT, TENSOR_SHAPE, SHAPE_DIMENSION, DIMENSION_SIZE = 1, 
 GRAPH_NODE = 1
 NODE_INPUT, NODE_OPERATOR = 1, 4
 TENSOR_DIMENSIONS, TENSOR_TYPE, TENSOR_NAME, TENSOR_RAW_DATA = 1, 2, 8, 9
+TENSOR_EXTERNAL_DATA, TENSOR_DATA_LOCATION = 13, 14
+# The fields of each message that may hold tensors, with the kind of message inside.
+TENSORS_IN: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse tensor"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
+    "sparse tensor": {1: "tensor", 2: "tensor"},
+}
+DEEPEST = 32  # graphs within graphs, in messages
 SMALL_BYTES = 64  # an initializer up to this size is a parameter of an operator, such as a shape
 
 FLOAT32, INT64 = 1, 7  # of TensorProto.DataType
@@ -119,6 +130,27 @@ def _integers(value: Field) -> Iterator[int]:
     while position < len(packed):
         number, position = _varint(packed, position)
         yield number
+
+
+def has_external_data(content: bytes) -> bool:
+    """Whether a tensor of the file is in another file, which an engine would read."""
+    return _refers_elsewhere(memoryview(content), "model", DEEPEST)
+
+
+def _refers_elsewhere(message: memoryview, kind: str, depth: int) -> bool:
+    if depth == 0:
+        raise NotOnnx("it is nested too deeply")
+    if kind == "tensor":
+        return any(
+            number == TENSOR_EXTERNAL_DATA or (number == TENSOR_DATA_LOCATION and value != 0)
+            for number, value in _fields(message)
+        )
+    inside = TENSORS_IN[kind]
+    return any(
+        _refers_elsewhere(_message(value), inside[number], depth - 1)
+        for number, value in _fields(message)
+        if number in inside
+    )
 
 
 def _add_structure(structure: hashlib._Hash, number: int, value: Field) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
+from importlib.util import find_spec
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any
@@ -88,6 +89,9 @@ class Settings(BaseSettings):
     )
     lease_s: float = Field(15, ge=2, description="time without a heartbeat until a worker counts as dead, in seconds")
     stall_s: float = Field(900, gt=0, description="time without progress until a worker is ended, in seconds")
+    train_workers: int | None = Field(
+        None, ge=0, le=16, description="processes that train models (1 where torch is installed, else 0)"
+    )
     stop_s: float = Field(8, gt=0, description="longest shutdown, in seconds")
 
     live_sessions: int = Field(4, gt=0, description="number of label sets whose live maps are drawn at the same time")
@@ -150,6 +154,11 @@ class Settings(BaseSettings):
             raise ValueError("holds no key: leave it out, or give a key")
         return value
 
+    @field_validator("train_workers", mode="before")
+    @classmethod
+    def _may_be_empty(cls, value: Any) -> Any:
+        return None if value == "" else value
+
     @field_validator("hrefs")
     @classmethod
     def _are_url_prefixes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -191,6 +200,11 @@ class Settings(BaseSettings):
     def devices(self) -> tuple[str, ...]:
         """The device of each worker."""
         return tuple(device.strip() for device in self.device.split(","))
+
+    @property
+    def training_processes(self) -> int:
+        """The training workers of this server; torch is looked for, not imported."""
+        return int(has_torch()) if self.train_workers is None else self.train_workers
 
     @property
     def waiting_per_key(self) -> int:
@@ -243,6 +257,22 @@ class Settings(BaseSettings):
         """The folder of a finished job's results."""
         return self.job_folder(job_id) / "results"
 
+    def model_folder(self, model_id: str) -> Path:
+        """The folder of a version of an owner's model."""
+        return self.data / "models" / model_id
+
+    def bundle_of(self, model_id: str) -> Path:
+        """The bundle of a version of an owner's model."""
+        return self.model_folder(model_id) / "bundle.onnx"
+
+    def training_folder(self, job_id: str) -> Path:
+        """The folder of a training's checkpoint."""
+        return self.job_folder(job_id) / "training"
+
+    def labels_folder(self, job_id: str) -> Path:
+        """The folder of the label file of a training."""
+        return self.job_folder(job_id) / "labels"
+
     def strips_folder(self, job_id: str) -> Path:
         """The folder of a job's finished strips."""
         return self.job_folder(job_id) / "strips"
@@ -284,6 +314,14 @@ def check_certificates(ca: Path, cert: Path, key: Path) -> None:
         context.load_cert_chain(cert, key, no_password)
     except ssl.SSLError:
         raise ValueError(f"{cert} and {key} are not a certificate and its private key in PEM format") from None
+
+
+def has_torch() -> bool:
+    """Whether torch is installed."""
+    try:
+        return find_spec("torch") is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def child_environment() -> dict[str, str]:

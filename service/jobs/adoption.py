@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperscene.service.jobs.database import StoreDamaged
 from hyperscene.service.jobs.disk import RECORD, drop_job, drop_work, flush, our_folders
-from hyperscene.service.jobs.records import FINISHED, JobRecord, SceneRecord, new_id
+from hyperscene.service.jobs.records import FINISHED, JobRecord, ModelRecord, SceneRecord, new_id
 from hyperscene.service.jobs.store import RELEASED, Store
 from hyperscene.service.jobs.wal import find_wal_damage
 from hyperscene.service.settings import PREVIEWS_FOLDER, Settings
@@ -25,10 +25,11 @@ log = logging.getLogger("hyperscene.store")
 
 SCENES: TypeAdapter[SceneRecord] = TypeAdapter(SceneRecord)
 JOBS: TypeAdapter[JobRecord] = TypeAdapter(JobRecord)
+MODELS: TypeAdapter[ModelRecord] = TypeAdapter(ModelRecord)
 LOST = "it was damaged, or an older copy was restored"
 
 
-def write_record(folder: Path, record: SceneRecord | JobRecord) -> None:
+def write_record(folder: Path, record: SceneRecord | JobRecord | ModelRecord) -> None:
     """Write a record beside its files, flushed to disk. A failure is logged: the store has the record as well."""
     try:
         unfinished = folder / f".{RECORD}"
@@ -59,9 +60,9 @@ def open_store(settings: Settings) -> Store:
     """The store, if it is sound; what is in danger of being lost is copied first."""
     database = settings.database
     remedy = f"or run hyperscene adopt --data {settings.data}, which rebuilds it from the folders"
-    if not database.exists() and any(any((settings.data / name).iterdir()) for name in ("scenes", "jobs")):
+    if not database.exists() and any(any((settings.data / name).glob("*")) for name in ("scenes", "jobs", "models")):
         raise StoreDamaged(
-            f"{settings.data} holds scenes or jobs, but {database.name} is missing: restore a backup, {remedy}"
+            f"{settings.data} holds scenes, jobs or models, but {database.name} is missing: restore a backup, {remedy}"
         )
     if damage := find_wal_damage(_beside(database, "-wal")):
         kept = _quarantined(settings, "store")
@@ -102,6 +103,9 @@ def sweep(settings: Settings, store: Store) -> None:
     jobs = store.ids("jobs")
     for folder in our_folders(settings.data / "jobs"):
         _sweep_job(settings, store, folder, jobs.get(folder.name))
+    models = store.model_ids()
+    for folder in our_folders(settings.data / "models"):
+        _sweep_model(settings, store, folder, models.get(folder.name))
 
 
 def _sweep_job(settings: Settings, store: Store, folder: Path, status: str | None) -> None:
@@ -120,6 +124,20 @@ def _sweep_job(settings: Settings, store: Store, folder: Path, status: str | Non
         write_record(folder, job)
     if status == "successful":
         drop_work(settings, folder.name)
+
+
+def _sweep_model(settings: Settings, store: Store, folder: Path, is_removed: bool | None) -> None:
+    if is_removed is False:
+        return
+    model = _read(folder, MODELS)
+    job = store.job(model.job_id) if model is not None and model.job_id else None
+    if is_removed or (job is not None and job.status != "successful"):  # its training will make it again
+        shutil.rmtree(folder, ignore_errors=True)
+    elif model is not None and settings.bundle_of(model.id).exists():
+        store.adopt(model)
+        log.error("the store did not know the model %s (%s): adopted from its folder", model.id, LOST)
+    else:
+        _quarantine(settings, folder)
 
 
 def _adopt_scene(settings: Settings, store: Store, folder: Path) -> None:

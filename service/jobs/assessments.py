@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hyperscene.errors import NoSuchModel, NoSuchResult, RequestUnusable, SampleUnusable, write_error
+from hyperscene.errors import NoSuchResult, RequestUnusable, SampleUnusable, write_error
 from hyperscene.json_text import json_text
 from hyperscene.service.assessment.accuracy import AccuracyReport, agreement, assess
 from hyperscene.service.assessment.accuracy_page import accuracy_page
@@ -151,11 +151,8 @@ class Assessments:
 
     def _bundle(self, job: JobRecord, finished: FinishedMap) -> ServedModel | None:
         """The bundle that made the map, if it is still served."""
-        try:
-            served = self._models.find(job.model)
-        except NoSuchModel:
-            return None
-        return served if served.sha256 == finished.summary["bundle"]["sha256"] else None
+        served = self._models.of_job(job)
+        return served if served is not None and served.sha256 == finished.summary["bundle"]["sha256"] else None
 
     def _map(self, job: JobRecord) -> FinishedMap:
         return open_map(self._settings.results_folder(job.id))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 
-from hyperscene.service.jobs.records import JobRecord, SceneRecord
+from hyperscene.service.jobs.records import JobRecord, ModelRecord, SceneRecord
 from hyperscene.service.jobs.store import Store
 from hyperscene.service.mapping.remote import allowed_path
 from hyperscene.service.settings import Settings
@@ -56,6 +56,12 @@ def drop_scene(settings: Settings, store: Store, scene_id: str) -> bool:
     return is_removed
 
 
+def drop_model(settings: Settings, store: Store, model: ModelRecord) -> None:
+    """Remove a version of a model and its files; a job that waits for it fails."""
+    store.remove_model(model)
+    rmtree(settings.model_folder(model.id), ignore_errors=True)
+
+
 def drop_work(settings: Settings, job_id: str) -> None:
     """Remove all files of a finished job but its results and its record."""
     for path in settings.job_folder(job_id).glob("*"):
@@ -89,7 +95,7 @@ def close_to_others(settings: Settings) -> None:
     The data folder itself is left as it is, if it was there before: it may be a volume that belongs to someone else.
     """
     database = settings.database
-    closed = [settings.data / name for name in ("scenes", "jobs", "incoming", "workers", "quarantine")]
+    closed = [settings.data / name for name in ("scenes", "jobs", "models", "incoming", "workers", "quarantine")]
     closed += [database, *database.parent.glob(f"{database.name}-*")]
     for path in closed:
         try:

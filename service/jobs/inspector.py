@@ -9,7 +9,8 @@ from shutil import rmtree
 from typing import Any
 
 from hyperscene.errors import SceneUnreadable
-from hyperscene.model.bundle import Manifest, read_bundle
+from hyperscene.model.bundle import DEMO_BUNDLE, BundleRefused, Manifest, read_bundle
+from hyperscene.model.onnx_file import has_external_data
 from hyperscene.service.jobs.sandbox import Sandbox, SandboxLimits, serve
 from hyperscene.service.mapping.describe import describe_ground, describe_header, mask_shares
 from hyperscene.service.mapping.engine_health import checking_device
@@ -67,6 +68,12 @@ class Inspector:
         response = self._bundle_sandbox.run({"bundle": str(path), "device": checking_device(read_bundle(path))})
         return Manifest.model_validate(response["manifest"]), str(response["sha256"])
 
+    def inspect_upload(self, path: Path) -> tuple[Manifest, str]:
+        """The manifest and sha256 of a bundle that someone sent, which is not even parsed in this process."""
+        device = checking_device(read_bundle(DEMO_BUNDLE))
+        response = self._bundle_sandbox.run({"bundle": str(path), "device": device, "is_upload": True})
+        return Manifest.model_validate(response["manifest"]), str(response["sha256"])
+
     def close(self) -> None:
         """Kill the processes."""
         for sandbox in (self._sandbox, self._remote_sandbox, self._unpack_sandbox, self._bundle_sandbox):
@@ -80,6 +87,8 @@ def _inspect(request: dict[str, Any]) -> dict[str, Any]:
         )
 
         bundle = read_bundle(Path(request["bundle"]))
+        if request.get("is_upload") and has_external_data(bundle.content):
+            raise BundleRefused(f"{bundle.path.name} refers to data in other files: export it as one file")
         check_bundle(bundle, request["device"])
         return {"manifest": bundle.manifest.model_dump(mode="json"), "sha256": bundle.sha256}
     if "archive" in request:

@@ -211,7 +211,7 @@ class LayerReader:
     def _used_bands(self, view: JobView, scene: SceneRecord) -> list[bool]:
         """Which good bands the job's bundle uses; none if that bundle is no longer served."""
         used = [False] * scene.document["bands"]
-        model = self._models.by_name.get(view.job.model)
+        model = self._models.of_job(view.job)
         sha256 = None if view.summary is None else view.summary["bundle"]["sha256"]
         if model is None or sha256 not in (None, model.sha256):
             return used

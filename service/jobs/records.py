@@ -1,4 +1,4 @@
-"""The store's records: scenes, jobs and workers."""
+"""The store's records: scenes, jobs, models and workers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from typing import Any, Literal, TypeVar
 from hyperscene.service.mapping.classify import MapProgress
 
 Status = Literal["accepted", "running", "successful", "failed", "dismissed"]
+Kind = Literal["map", "train"]  # of a job
 FINISHED: tuple[Status, ...] = ("successful", "failed", "dismissed")
-JSON_COLUMNS = {"document", "options", "seconds", "execution", "events", "members", "crash_counts", "left_out"}
+JSON_COLUMNS = {
+    "document", "options", "seconds", "execution", "events", "members", "crash_counts", "left_out", "manifest",
+}  # fmt: skip
+
+TRAINING = "training"  # the device of a worker that trains
 
 Record = TypeVar("Record")
 
@@ -78,6 +83,9 @@ class JobRecord:
     idempotency_key: str | None = None
     request_id: str | None = None
     events: list[dict[str, Any]] = field(default_factory=list)  # a time and a text each
+    kind: Kind = "map"
+    model_version: int | None = None  # that a map uses, None for a model of the operator; or that a training made
+    stage: str | None = None  # of a training that runs
 
     @property
     def is_finished(self) -> bool:
@@ -96,6 +104,22 @@ class JobRecord:
 
 
 @dataclass(frozen=True)
+class ModelRecord:
+    """A version of a model that an owner trained or uploaded."""
+
+    id: str
+    owner: str
+    name: str
+    version: int  # from 1
+    created: float
+    size_bytes: int
+    sha256: str
+    manifest: dict[str, Any]
+    job_id: str | None = None  # the training that made it
+    removed: float | None = None  # when its files were removed
+
+
+@dataclass(frozen=True)
 class JobBounds:
     """Limits of a job query on creation time and duration, in seconds; None is no limit."""
 
@@ -103,6 +127,7 @@ class JobBounds:
     created_to: float | None = None
     min_s: float | None = None
     max_s: float | None = None
+    kinds: tuple[Kind, ...] = ("map", "train")
 
 
 @dataclass(frozen=True)
@@ -118,6 +143,11 @@ class WorkerRecord:
     heartbeat: float
     members: list[dict[str, Any]] = field(default_factory=list)  # cluster workers: names, and why some are not used
     left_out: list[str] = field(default_factory=list)  # why engines that could have been used are not
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains models instead of mapping scenes."""
+        return self.device == TRAINING
 
 
 def to_row(record: Any) -> dict[str, Any]:

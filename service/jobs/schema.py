@@ -52,6 +52,17 @@ MIGRATIONS = (
     );
     """,
     "ALTER TABLE jobs ADD COLUMN estimated_s REAL;",
+    # A version of a model that was removed keeps its row, so that its number is not given again.
+    """
+    ALTER TABLE jobs ADD COLUMN kind TEXT NOT NULL DEFAULT 'map';
+    ALTER TABLE jobs ADD COLUMN model_version INTEGER;
+    ALTER TABLE jobs ADD COLUMN stage TEXT;
+    CREATE TABLE models (
+        id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, created REAL NOT NULL,
+        size_bytes INTEGER NOT NULL, sha256 TEXT NOT NULL, manifest TEXT NOT NULL, job_id TEXT, removed REAL
+    );
+    CREATE UNIQUE INDEX models_by_version ON models (owner, name, version);
+    """,
 )
 
 

@@ -11,13 +11,25 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
-from hyperscene.errors import InferenceFailed, NoSuchScene, OwnQueueFull, QueueFull, ServiceError, format_duration
+from hyperscene.errors import (
+    InferenceFailed,
+    NoSuchScene,
+    OwnQueueFull,
+    QueueFull,
+    ServiceError,
+    TrainingFailed,
+    format_duration,
+)
 from hyperscene.service.jobs import counters, fair_share
-from hyperscene.service.jobs.database import Database, insert
+from hyperscene.service.jobs.database import insert
+from hyperscene.service.jobs.model_store import ModelStore
 from hyperscene.service.jobs.records import (
     FINISHED,
+    TRAINING,
     JobBounds,
     JobRecord,
+    Kind,
+    ModelRecord,
     SceneRecord,
     Status,
     WorkerRecord,
@@ -34,7 +46,7 @@ RELEASED: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Store(Database):
+class Store(ModelStore):
     """The store, used from any thread."""
 
     # Scenes
@@ -45,9 +57,12 @@ class Store(Database):
             insert(db, "scenes", to_row(scene))
             publish()
 
-    def adopt(self, record: SceneRecord | JobRecord) -> None:
-        """Take in a scene or job from the record beside its files."""
+    def adopt(self, record: SceneRecord | JobRecord | ModelRecord) -> None:
+        """Take in a scene, job or model from the record beside its files."""
         with self.transaction() as db:
+            if isinstance(record, ModelRecord):
+                self.adopt_model(db, record)
+                return
             if isinstance(record, JobRecord) and record.idempotency_key is not None:
                 made = self._by_key(db, record.owner, record.idempotency_key)
                 if made is not None and made.id != record.id:
@@ -154,6 +169,7 @@ class Store(Database):
             "status IN (SELECT value FROM json_each(?))": json.dumps(wanted) if wanted else None,
             "created >= ?": bounds.created_from,
             "created <= ?": bounds.created_to,
+            "kind IN (SELECT value FROM json_each(?))": json.dumps(bounds.kinds),
             f"{duration} >= ?": bounds.min_s,
             f"{duration} <= ?": bounds.max_s,
         }
@@ -178,25 +194,29 @@ class Store(Database):
     def measured_patches_per_s(self, model: str) -> float | None:
         """The speed of the network in a model's last 20 successful jobs."""
         rows = self._rows(
-            "SELECT SUM(patches_done) / SUM(json_extract(seconds, '$.network')) FROM (SELECT * FROM jobs "
-            "WHERE status = 'successful' AND model = ? AND resumes = 0 ORDER BY finished DESC LIMIT 20)",
+            "SELECT SUM(patches_done) / SUM(json_extract(seconds, '$.network')) FROM (SELECT * FROM jobs WHERE status "
+            "= 'successful' AND kind = 'map' AND model = ? AND resumes = 0 ORDER BY finished DESC LIMIT 20)",
             model,
         )
         rate: float | None = rows[0][0]
         return rate or None
 
-    def seconds_until_start(self, owner: str | None, slots: int, max_running_s: float | None = None) -> float:
+    def seconds_until_start(
+        self, owner: str | None, slots: int, max_running_s: float | None = None, kind: Kind = "map"
+    ) -> float:
         """Seconds until the next waiting job of an owner, or of anyone, is expected to start."""
-        return fair_share.seconds_until_start(self._connection(), owner, slots, max_running_s)
+        return fair_share.seconds_until_start(self._connection(), owner, slots, max_running_s, kind)
 
-    def claim(self, worker: str, lease_s: float, max_running_s: float | None = None) -> JobRecord | None:
+    def claim(
+        self, worker: str, lease_s: float, max_running_s: float | None = None, kind: Kind = "map"
+    ) -> JobRecord | None:
         """Lease a job that is waiting, or whose lease has expired, to this worker: by turns over owners, oldest first.
 
         Jobs of an owner that computed `max_running_s` within a day wait.
         """
         now = time.time()
         with self.transaction() as db:
-            row = fair_share.next_job(db, now, max_running_s)
+            row = fair_share.next_job(db, now, max_running_s, kind)
             if row is None:
                 return None
             job = from_row(JobRecord, row)
@@ -215,11 +235,18 @@ class Store(Database):
         with self.transaction() as db:
             if not self._holds_lease(db, job):
                 return False
-            counters.add(db, "cells_total", {}, max(0, progress.cells_done - self._job(db, job.id).cells_done))
+            if job.kind == "map":
+                counters.add(db, "cells_total", {}, max(0, progress.cells_done - self._job(db, job.id).cells_done))
             _update(
                 db, job.id, lease_until=time.time() + lease_s, seconds_left=seconds_left, **asdict(progress),
             )  # fmt: skip
             return True
+
+    def set_stage(self, job: JobRecord, stage: str) -> None:
+        """Record what a training does now."""
+        with self.transaction() as db:
+            if self._holds_lease(db, job):
+                _update(db, job.id, stage=stage)
 
     def set_provider(self, job: JobRecord, device: str, provider: str) -> None:
         """Record what runs the job."""
@@ -263,6 +290,29 @@ class Store(Database):
                 seconds=summary["seconds"],
             )  # fmt: skip
             publish(self._job(db, job.id))
+            return True
+
+    def succeed_training(
+        self,
+        job: JobRecord,
+        model: ModelRecord,
+        seconds: Mapping[str, float],
+        keep_s: float,
+        publish: Callable[[JobRecord, ModelRecord], None],
+    ) -> bool:
+        """Publish and record a trained model, as the next version of its name; False if the worker has lost the job."""
+        with self.transaction() as db:
+            if not self._holds_lease(db, job):
+                return False
+            made = self.insert_model(db, model)
+            for stage, spent_s in seconds.items():
+                counters.observe(db, "stage_seconds", {"stage": stage}, spent_s)
+            current = self._job(db, job.id)
+            self._finish(
+                db, current, "successful", keep_s, cells_done=current.cells_total, model_version=made.version,
+                stage=None, seconds=dict(seconds) | {"total": round(sum(seconds.values()), 3)},
+            )  # fmt: skip
+            publish(self._job(db, job.id), made)
             return True
 
     def fail(self, job: JobRecord, error: ServiceError, keep_s: float) -> bool:
@@ -312,9 +362,10 @@ class Store(Database):
         This is rarely a job's fault, but a container may be killed as a whole if one process takes too much memory:
         a job fails after six times at the same position.
         """
+        # Training workers outside of the server, whose names have this form, did not end with it.
         with self.transaction() as db:
-            rows = db.execute("SELECT * FROM jobs WHERE status = 'running'").fetchall()
-            db.execute("DELETE FROM workers")
+            rows = db.execute("SELECT * FROM jobs WHERE status = 'running' AND worker NOT LIKE '%@%'").fetchall()
+            db.execute("DELETE FROM workers WHERE name NOT LIKE '%@%'")
             return self._count_crashes(db, rows, in_flight, keep_s, "server")
 
     def _count_crashes(
@@ -338,7 +389,7 @@ class Store(Database):
             counts = {str(position): earlier.get(str(position), 0) + 1 for position in positions}
             count = max(counts.values(), default=0)
             if count >= MAX_CRASHES[process]:
-                error = InferenceFailed(
+                error = (InferenceFailed if job.kind == "map" else TrainingFailed)(
                     f"the {process} crashed {count} times at the same position of this job (out of memory, or a crash "
                     f"of {job.provider or 'the engine'}): report the job's id, {job.id}"
                 )
@@ -346,7 +397,8 @@ class Store(Database):
                 failed.append(job)
             else:
                 who = f"worker {job.worker}" if process == "worker" else "the server"
-                _add_events(db, job, f"{who} crashed: the job continues from its finished strips")
+                kept = "finished strips" if job.kind == "map" else "last checkpoint"
+                _add_events(db, job, f"{who} crashed: the job continues from its {kept}")
                 column = f"{process}_crashes"
                 updates = {
                     "crash_counts": json.dumps(job.crash_counts | {process: earlier | counts}),
@@ -408,8 +460,14 @@ class Store(Database):
             insert(db, "workers", to_row(worker), "OR REPLACE")
 
     def workers(self) -> list[WorkerRecord]:
-        """Every worker of this server."""
-        return [from_row(WorkerRecord, row) for row in self._rows("SELECT * FROM workers ORDER BY name")]
+        """Every worker that maps scenes."""
+        rows = self._rows("SELECT * FROM workers WHERE device <> ? ORDER BY name", TRAINING)
+        return [from_row(WorkerRecord, row) for row in rows]
+
+    def training_workers(self) -> list[WorkerRecord]:
+        """Every worker that trains models, in this server's processes or beside it."""
+        rows = self._rows("SELECT * FROM workers WHERE device = ? ORDER BY name", TRAINING)
+        return [from_row(WorkerRecord, row) for row in rows]
 
     def remove_worker(self, name: str) -> None:
         """Remove a worker that has ended."""
