@@ -48,6 +48,8 @@ class TrainOptions:
     files: LabelledFiles
     output: Path
     name: str | None = None
+    scene_name: str | None = None  # in the manifest, instead of the names of the files
+    labels_name: str | None = None
     description: str | None = None
     recipe: str = "strong"
     epochs: int | None = None
@@ -110,6 +112,7 @@ class Trained:
     baselines: dict[str, Scores]
     scene: LabelledScene
     seconds: dict[str, float]  # of each stage
+    propagated: NDArray[np.uint16] | None = None  # the map (rows, cols) of label propagation, if there was one
 
     def report(self) -> list[str]:
         """How accurate the bundle is and what to do next, as lines of text."""
@@ -131,6 +134,7 @@ def train(
     options: TrainOptions,
     report: Callable[[EpochReport], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
+    clock: StageClock | None = None,
 ) -> Trained:
     """Load, split, fit, export, score, write."""
     if not 0 <= options.seed < LARGEST_SEED:
@@ -144,7 +148,7 @@ def train(
     require_onnxruntime()
     if options.resume:
         require_checkpoint(options.checkpoint)
-    clock = StageClock()
+    clock = clock or StageClock()
     with clock.stage("reading"):
         scene = load_labelled_scene(options.files, in_windows=options.split == "none" and recipe.pseudo_labels)
     config = _config(options, scene, recipe)
@@ -164,7 +168,16 @@ def train(
         found = fit_applicability(scene, split, options.seed)
         bundle = write_bundle(graph, fitted, scene, options.name or options.output.stem, record, options.output, found)
     options.checkpoint.unlink(missing_ok=True)
-    return Trained(bundle, scores, fitted.validation, baselines, scene, clock.seconds)
+    propagated = _propagated(fitted, scene)
+    return Trained(bundle, scores, fitted.validation, baselines, scene, clock.seconds, propagated)
+
+
+def _propagated(fitted: Fitted, scene: LabelledScene) -> NDArray[np.uint16] | None:
+    """The classes 1..K of the pseudo-labels on the scene's grid, 0 where it has no data."""
+    if fitted.pseudo_labels is None:
+        return None
+    classes = fitted.pseudo_labels.probabilities.argmax(axis=1).reshape(scene.valid.shape) + 1
+    return np.where(scene.valid, classes, 0).astype(np.uint16)
 
 
 def _split(options: TrainOptions, scene: LabelledScene, apart_px: int, say: Callable[[str], None]) -> Split:
@@ -293,8 +306,8 @@ def _record(
     return {
         **({"description": options.description} if options.description else {}),
         "data": {
-            "scene": options.files.scene.name,
-            "labels": options.files.labels.name,
+            "scene": options.scene_name or options.files.scene.name,
+            "labels": options.labels_name or options.files.labels.name,
             "rows": rows,
             "cols": cols,
             "bands": bands,
