@@ -32,6 +32,7 @@ COMMANDS = {
     "classify": Command("map a scene: classes, probabilities, confidence", "cpu"),
     "serve": Command("run the service: POST a scene, get a map", "cpu"),
     "worker": Command("join a cluster that maps scenes for a service", "cpu,cluster"),
+    "train-worker": Command("train models for a service that shares its data folder", "train,cpu"),
     "adopt": Command("rebuild a damaged or lost store from the data folder", "cpu"),
     "inspect": Command("show the metadata of a scene or a bundle", "cpu"),
     "doctor": Command("check this machine, and say how to fix what is broken", "cpu"),
@@ -82,7 +83,7 @@ def _dispatch(arguments: list[str]) -> int:
         )
         if name == chosen:
             try:
-                module = import_module(f"hyperscene.service.commands.{name}")
+                module = import_module(f"hyperscene.service.commands.{name.replace('-', '_')}")
             except ModuleNotFoundError as error:
                 raise MissingExtra(
                     f"{name} needs the package {error.name}: pip install 'hyperscene[{command.extra}]'"

@@ -45,7 +45,7 @@ from hyperscene.service.jobs.received_files import (
     name_scene_files,
     with_sent_names,
 )
-from hyperscene.service.jobs.records import JobRecord, SceneRecord, new_id
+from hyperscene.service.jobs.records import JobRecord, Kind, SceneRecord, new_id
 from hyperscene.service.jobs.store import Store, check_waiting
 from hyperscene.service.jobs.supervisor import Supervisor
 from hyperscene.service.mapping.band_view import fit_text, match_manifest
@@ -64,6 +64,7 @@ __all__ = ["ALLOWED", "MASK_KINDS", "MASK_NONE", "Admission", "JobRequest", "mat
 
 log = logging.getLogger("hyperscene.admission")
 
+FORGOTTEN_S = 3600.0  # after its last heartbeat
 UPLOAD_S = 5.0  # of an upload, before any was measured
 LONGEST_RETRY_S = 86400
 SHARED_STRIP_PX = 32  # strips for a cluster are short, so that every worker gets some
@@ -135,13 +136,13 @@ class Admission:
             self._uploads[owner] -= 1
             self._job_uploads[owner] -= is_job
 
-    def require_capacity(self, expected_bytes: int | None, owner: str, *, is_job: bool) -> None:
+    def require_capacity(self, expected_bytes: int | None, owner: str, *, is_job: bool, kind: Kind = "map") -> None:
         """Refuse an upload, which has its slot already, before its body is read."""
         if expected_bytes is not None and expected_bytes > self._settings.max_upload_bytes:
             raise self.too_many_bytes()
         self._require_disk(expected_bytes or 0)
         if is_job:
-            self.require_queue_slot(owner)
+            self.require_queue_slot(owner, kind)
         settings = self._settings
         if self._uploads.total() > settings.max_uploads:
             raise self._uploads_full(f"{settings.max_uploads} uploads are in progress, which is the limit")
@@ -150,16 +151,17 @@ class Admission:
                 f"{settings.uploads_per_key} uploads of your API key are in progress, which is its limit"
             )
 
-    def require_queue_slot(self, owner: str) -> None:
-        """Refuse a job if the queue, or the owner's share of it, is full, or if no worker is ready."""
-        self._require_workers()
+    def require_queue_slot(self, owner: str, kind: Kind = "map") -> None:
+        """Refuse a job if the queue, or the owner's share of it, is full, or if no worker maps."""
+        if kind == "map":
+            self._require_workers()
         uploads = self._job_uploads.copy()
         uploads[owner] = max(0, uploads[owner] - 1)  # without the one that is asked about
         try:
             waiting = self._store.count_waiting() + uploads
             check_waiting(waiting, owner, self._settings.max_waiting, self._settings.waiting_per_key)
         except QueueFull as error:
-            raise self._queue_full(error, owner) from error
+            raise self.queue_full(error, owner, kind) from error
 
     def _require_disk(self, needed_bytes: int) -> None:
         """Refuse an upload that does not fit on the disk."""
@@ -188,11 +190,16 @@ class Admission:
             error.headers = {"Retry-After": "3"}
             raise error
 
-    def _queue_full(self, why: QueueFull, owner: str) -> QueueFull:
+    def wake(self) -> None:
+        """Have every worker check the store now."""
+        self._supervisor.wake()
+
+    def queue_full(self, why: QueueFull, owner: str, kind: Kind = "map") -> QueueFull:
         """The refusal of a job, with the seconds until a job starts whose place it could take."""
         whose = owner if isinstance(why, OwnQueueFull) else None
         max_running_s = self._settings.max_running_s_per_key or None
-        return _try_again(str(why), self._store.seconds_until_start(whose, len(self._supervisor.slots), max_running_s))
+        slots = len(self._supervisor.slots) if kind == "map" else max(1, len(self._supervisor.training_slots))
+        return _try_again(str(why), self._store.seconds_until_start(whose, slots, max_running_s, kind))
 
     def _uploads_full(self, why: str) -> QueueFull:
         """The refusal of an upload, with the time in which one of those in progress ends."""
@@ -297,7 +304,8 @@ class Admission:
     def matches(self, scene: SceneRecord) -> dict[str, str]:
         """How the scene's bands match each model."""
         found = {}
-        for name, model in self._models.by_name.items():
+        for model in self._models.visible(scene.owner):
+            name = model.name
             try:
                 match = match_model(scene, model)
                 found[name] = MATCHES[match.kind] + fit_text(match, model.manifest)
@@ -323,7 +331,7 @@ class Admission:
 
     def check(self, scene: SceneRecord, request: JobRequest) -> tuple[ServedModel, MapOptions]:
         """Refuse what a worker would refuse, as far as the header tells."""
-        model = self._models.find(request.model)
+        model = self._models.find(request.model, scene.owner)
         match_model(scene, model)
         options = MapOptions(
             request.stride_px,
@@ -358,6 +366,7 @@ class Admission:
                 scene_id=scene.id,
                 scene_name=scene.name,
                 model=model.name,
+                model_version=None if model.record is None else model.version,
                 options=asdict(options) | masks,
                 status="accepted",
                 created=now,
@@ -378,7 +387,7 @@ class Admission:
                     publish=partial(write_new_records, self._settings, *new, job),
                 )
             except QueueFull as error:
-                raise self._queue_full(error, owner) from error
+                raise self.queue_full(error, owner) from error
         if kept.id != job.id and is_new_scene:  # the key was used before, for a job with its own scene
             rmtree(self._settings.scene_folder(scene.id), ignore_errors=True)
         log.info("accepted", extra={"job_id": kept.id})
@@ -406,6 +415,9 @@ class Admission:
                 self._store.remove_job(job_id)
         for scene_id in self._store.expired_scenes(now):
             drop_scene(self._settings, self._store, scene_id)
+        for worker in self._store.training_workers():  # one beside this server that ended without a word
+            if now - worker.heartbeat > FORGOTTEN_S:
+                self._store.remove_worker(worker.name)
         expire_quarantine(self._settings)
 
 

@@ -21,6 +21,7 @@ from hyperscene.service.jobs.devices import CLUSTER
 from hyperscene.service.jobs.disk import drop_job
 from hyperscene.service.jobs.in_flight import read_in_flight
 from hyperscene.service.jobs.models import Models
+from hyperscene.service.jobs.records import TRAINING
 from hyperscene.service.jobs.store import Store
 from hyperscene.service.mapping.engine_health import candidates, engine_report
 from hyperscene.service.mapping.engines import cores
@@ -28,6 +29,7 @@ from hyperscene.service.settings import Settings, child_environment
 
 log = logging.getLogger("hyperscene.supervisor")
 
+WORKER, TRAINING_WORKER = "hyperscene.service.jobs.worker", "hyperscene.service.jobs.train_worker"
 SHORT_LIFE_S, SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 0.2, 10.0
 POLL_EVERY_S = 1.0
 START_S = 60.0  # until a worker's first heartbeat
@@ -70,10 +72,11 @@ class Supervisor:
         self.slots = (
             cluster_slots(settings.cluster_jobs) if settings.cluster else plan_slots(settings.devices, settings.threads)
         )
+        self.training_slots = [Slot(f"train-{index}", TRAINING, 0) for index in range(settings.training_processes)]
 
     def start(self) -> None:
         """Start every worker."""
-        for slot in self.slots:
+        for slot in (*self.slots, *self.training_slots):
             thread = threading.Thread(
                 target=self._keep_alive, args=(slot,), name=f"hyperscene-{slot.name}", daemon=True
             )
@@ -155,7 +158,7 @@ class Supervisor:
 
     def _broken_engine(self, slot: Slot) -> str | None:
         """The engine that a crashed worker used or was opening, if it fails a new probe."""
-        if slot.device == CLUSTER:
+        if slot.device in (CLUSTER, TRAINING):
             return None
         used = [worker.device for worker in self._store.workers() if worker.name == slot.name]
         bundle = self._bundle_in_use(slot)
@@ -169,7 +172,7 @@ class Supervisor:
     def _bundle_in_use(self, slot: Slot) -> Bundle | None:
         """The bundle that a crashed worker was running or loading; None if it cannot be read any more."""
         job = self._store.job_of(slot.name)
-        model = self._models.by_name.get(job.model, self._models.default) if job else self._models.default
+        model = (self._models.of_job(job) if job else None) or self._models.default
         try:
             return read_bundle(model.path)
         except BundleRefused:
@@ -201,8 +204,8 @@ class Supervisor:
             environment["CUDA_VISIBLE_DEVICES"] = number
         # In its own session: Ctrl-C goes to the server only, which stops its workers.
         child = subprocess.Popen(
-            module_command("hyperscene.service.jobs.worker"), stdin=subprocess.PIPE, env=environment,
-            start_new_session=True,
+            module_command(TRAINING_WORKER if slot.device == TRAINING else WORKER), stdin=subprocess.PIPE,
+            env=environment, start_new_session=True,
         )  # fmt: skip
         try:
             assert child.stdin is not None

@@ -19,6 +19,7 @@ from typing import Any
 from hyperscene.errors import (
     InferenceFailed,
     InternalError,
+    NoSuchModel,
     NotReady,
     ServiceError,
     SourceUnreachable,
@@ -33,7 +34,7 @@ from hyperscene.service.jobs.devices import CLUSTER, WorkerDevice, open_device
 from hyperscene.service.jobs.disk import data_path, drop_job, drop_work, flush, flush_folder, version_of
 from hyperscene.service.jobs.in_flight import OPENING, InFlight
 from hyperscene.service.jobs.job_progress import JobProgress
-from hyperscene.service.jobs.records import JobRecord, WorkerRecord
+from hyperscene.service.jobs.records import JobRecord, Kind, WorkerRecord
 from hyperscene.service.jobs.store import MAX_CRASHES, Store
 from hyperscene.service.mapping.classify import MapProgress, RunControl, WorkersLost
 from hyperscene.service.mapping.options import MapOptions
@@ -57,6 +58,8 @@ MAX_SOURCE_TRIES, SOURCE_WAIT_S = 4, 5.0  # for a remote host that does not resp
 
 class Worker:
     """Claims jobs, maps them, and records their progress twice a second."""
+
+    kind: Kind = "map"  # of the jobs that it claims
 
     def __init__(self, settings: Settings, name: str, device: str, threads: int, bundles: dict[str, Path]) -> None:
         self._settings = settings
@@ -133,7 +136,8 @@ class Worker:
         if disk_usage(self._settings.data).free < self._settings.min_free_bytes:
             return None  # jobs wait until there is room
         try:
-            return self._store.claim(self._name, self._settings.lease_s, self._settings.max_running_s_per_key or None)
+            most_s = self._settings.max_running_s_per_key or None
+            return self._store.claim(self._name, self._settings.lease_s, most_s, self.kind)
         except (StorageFull, StoreBusy):
             return None
 
@@ -141,7 +145,7 @@ class Worker:
         log.info("started" if job.resumes == 0 else "resumed", extra={"worker": self._name})
         self._cancelled.clear()
         self._is_remote, self._cancelled_since = False, None
-        self._progress = JobProgress(job.progress)
+        self._progress = self._new_progress(job)
         self._events = []
         self._job = job
         if self._is_stopping.is_set():
@@ -153,14 +157,21 @@ class Worker:
         finally:
             self._job = None
 
+    def _new_progress(self, job: JobRecord) -> JobProgress:
+        return JobProgress(job.progress)
+
     def _map(self, job: JobRecord) -> None:
         try:
-            self._settings.strips_folder(job.id).mkdir(parents=True, exist_ok=True)
+            self._work_folder(job).mkdir(parents=True, exist_ok=True)
             in_flight = InFlight(self._settings.job_folder(job.id), job.token)
         except OSError as error:
             raise write_error(error) from error
         with in_flight:
             self._map_from(job, in_flight)
+
+    def _work_folder(self, job: JobRecord) -> Path:
+        """What an interrupted job is resumed from."""
+        return self._settings.strips_folder(job.id)
 
     def _map_from(self, job: JobRecord, in_flight: InFlight) -> None:
         settings = self._settings
@@ -179,7 +190,7 @@ class Worker:
         assert self._compute is not None
         if self._device == CLUSTER:
             in_flight.record([])  # waiting for a cluster may take long, and crashes nothing
-        bundle, engine = self._compute.open_model(job.model, self._note, self._cancelled.is_set)
+        bundle, engine = self._compute.open_model(self._bundle_key(job), self._note, self._cancelled.is_set)
         self._retry_write(lambda: self._store.set_provider(job, engine.device, engine.provider))
         # One folder per lease: a worker that has lost the job and does not know it yet writes elsewhere.
         attempt = settings.job_folder(job.id) / f"attempt-{job.token}"
@@ -202,6 +213,19 @@ class Worker:
         drop_work(settings, job.id)
         log.info("successful", extra={"worker": self._name, "seconds": summary["seconds"]["total"]})
 
+    def _bundle_key(self, job: JobRecord) -> str:
+        """The name of the job's bundle for the device: a model of the operator, or the id of an owner's."""
+        if job.model_version is None:
+            return job.model
+        model = self._store.model(job.owner, job.model, job.model_version)
+        if model is None:
+            raise NoSuchModel(
+                f"version {job.model_version} of the model {job.model} was deleted after this job was submitted: "
+                "submit it again with another one"
+            )
+        self._bundles[model.id] = self._settings.bundle_of(model.id)
+        return model.id
+
     def _rewrite(self, scene: Scene, work: Path, stop: Stop) -> None:
         """Rewrite a product's cubes that cannot be read by rows, before they are mapped; others are opened only."""
         if not isinstance(scene.image, CubeImage):
@@ -219,17 +243,19 @@ class Worker:
             pass
 
     def _succeed(self, job: JobRecord, summary: dict[str, Any], attempt: Path) -> bool:
-        results = self._settings.results_folder(job.id)
+        return self._store.succeed(
+            job, summary, self._settings.keep_results_s, lambda finished: self._publish(finished, attempt)
+        )
 
-        def publish(finished: JobRecord) -> None:
-            if attempt.is_dir():  # not published yet; a full disk may have rolled back an earlier try
-                rmtree(results, ignore_errors=True)
-                attempt.rename(results)
-            write_record(results.parent, finished)
-            for folder in (results.parent, results.parent.parent):  # the names of the results, and of the job
-                flush(folder)
-
-        return self._store.succeed(job, summary, self._settings.keep_results_s, publish)
+    def _publish(self, finished: JobRecord, attempt: Path) -> None:
+        """Give the results their place, flushed to disk."""
+        results = self._settings.results_folder(finished.id)
+        if attempt.is_dir():  # not published yet; a full disk may have rolled back an earlier try
+            rmtree(results, ignore_errors=True)
+            attempt.rename(results)
+        write_record(results.parent, finished)
+        for folder in (results.parent, results.parent.parent):  # the names of the results, and of the job
+            flush(folder)
 
     def _stop_work(self, job: JobRecord, error: Exception) -> None:
         """Release, leave or fail a job that was not finished."""
@@ -311,9 +337,13 @@ class Worker:
         if time.time() - self._state.heartbeat > min(4 * BEAT_S, self._settings.lease_s / 4):
             self._save_state(self._state)
 
-    def _end_if_stuck(self, job: JobRecord, progress: JobProgress) -> None:
+    @property
+    def _patience(self) -> int:
         # A cluster restarts its workers itself: a strip may be tried by several of them, one after the other.
-        patience_s = self._settings.stall_s * (1 if self._device != CLUSTER else 1 + MAX_CRASHES["worker"])
+        return 1 if self._device != CLUSTER else 1 + MAX_CRASHES["worker"]
+
+    def _end_if_stuck(self, job: JobRecord, progress: JobProgress) -> None:
+        patience_s = self._settings.stall_s * self._patience
         if self._compute is not None and self._compute.outage is not None:
             progress.pause()
         elif progress.stalled_s > patience_s:
@@ -354,14 +384,14 @@ class Worker:
             self._save_state(replace(self._state, state="ready", reason=None))
 
 
-def _read_wakes(worker: Worker) -> None:
+def read_wakes(worker: Worker) -> None:
     """Each byte on standard input wakes the worker; at its end the server is gone, and the process exits."""
     while os.read(STANDARD_INPUT, 4096):
         worker.wake()
     os._exit(0)  # finished strips are on disk; the next server releases the job
 
 
-def _read_start_message() -> dict[str, Any]:
+def read_start_message() -> dict[str, Any]:
     """The first line of standard input, unbuffered: a thread blocked in a buffered read cannot be abandoned at exit."""
     line = b""
     while not line.endswith(b"\n"):
@@ -375,7 +405,7 @@ def _read_start_message() -> dict[str, Any]:
 
 def main() -> None:
     """Work for the server, whose settings are the first line of standard input."""
-    start = _read_start_message()
+    start = read_start_message()
     settings = Settings.model_validate(start["settings"])
     logs.set_up_logs(settings.log_level)
     os.nice(5)  # the server's responses come first
@@ -383,7 +413,7 @@ def main() -> None:
     worker = Worker(settings, start["name"], start["device"], start["threads"], bundles)
     signal.signal(signal.SIGTERM, lambda *_: worker.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_read_wakes, args=(worker,), name="hyperscene-wake", daemon=True).start()
+    threading.Thread(target=read_wakes, args=(worker,), name="hyperscene-wake", daemon=True).start()
     worker.run(start["model"])
 
 
