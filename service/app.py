@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -34,6 +34,7 @@ from hyperscene.service.api import (
     processes,
     scenes,
     tiles,
+    training,
 )
 from hyperscene.service.api.context import OwnerDep, Service
 from hyperscene.service.api.job_watcher import JobWatcher
@@ -47,14 +48,17 @@ from hyperscene.service.jobs.assessments import Assessments
 from hyperscene.service.jobs.disk import close_to_others, flush
 from hyperscene.service.jobs.inspector import Inspector
 from hyperscene.service.jobs.label_files import LabelConverter
+from hyperscene.service.jobs.label_inspector import LabelInspector
 from hyperscene.service.jobs.label_sets import LabelStore
 from hyperscene.service.jobs.layers import LayerReader
 from hyperscene.service.jobs.live_sessions import LiveSessions
-from hyperscene.service.jobs.models import Models, load_models
+from hyperscene.service.jobs.model_admission import ModelAdmission
+from hyperscene.service.jobs.models import Models, OwnedModels, load_models
 from hyperscene.service.jobs.previews import Previews
 from hyperscene.service.jobs.records import new_id
 from hyperscene.service.jobs.store import Store
 from hyperscene.service.jobs.supervisor import Supervisor
+from hyperscene.service.jobs.training_admission import TrainingAdmission
 from hyperscene.service.settings import Settings
 
 log = logging.getLogger("hyperscene.api")
@@ -71,7 +75,7 @@ TAGS = [
     {"name": "jobs", "description": "Status, progress, results"},
     {"name": "assessment", "description": "Check a map; accuracy and areas with intervals, reports, comparison"},
     {"name": "tiles", "description": "Map tiles for browsers and QGIS, and single pixels"},
-    {"name": "models", "description": "The registered bundles"},
+    {"name": "models", "description": "The operator's bundles, and models that you train or upload"},
     {"name": "OGC API - Processes", "description": "Version 1.0: core, json, oas30, job-list, dismiss"},
     {"name": "health", "description": "State of the service for people, probes and Prometheus"},
 ]
@@ -104,7 +108,7 @@ def create_app(settings: Settings | None = None, resources: Resources | None = N
         redoc_url=None,
     )
     add_exception_handlers(app)
-    parts = (classify, scenes, labels, live, jobs, tiles, assessments, models, processes, health)
+    parts = (classify, scenes, labels, live, jobs, tiles, assessments, models, training, processes, health)
     for part in parts:
         app.include_router(part.router)
     _serve_openapi(app)
@@ -158,7 +162,8 @@ def open_resources(settings: Settings) -> Generator[Resources, None, None]:
         inspector = Inspector()
         try:
             found = load_models(settings.bundles, settings.model, inspector.inspect_bundle)
-            yield Resources(inspector, found, open_store(settings))
+            store = open_store(settings)
+            yield Resources(inspector, replace(found, owned=OwnedModels(settings, store)), store)
         finally:
             inspector.close()
 
@@ -168,7 +173,7 @@ def locked_data_folder(settings: Settings) -> Generator[None, None, None]:
     """The data folder, for this process only; what is in it is closed to other users."""
     try:
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in ("scenes", "jobs", "incoming", "workers", "quarantine"):
+        for name in ("scenes", "jobs", "models", "incoming", "workers", "quarantine"):
             (settings.data / name).mkdir(mode=0o700, exist_ok=True)
         for folder in (settings.data, settings.data.parent):
             with suppress(OSError):  # the parent may not be readable
@@ -206,15 +211,22 @@ async def running_service(settings: Settings, resources: Resources) -> AsyncIter
     job_watcher = JobWatcher(resources.store)
     job_watcher.start()
     supervisor.start()
+    label_inspector = LabelInspector()
     housekeeping = asyncio.create_task(_expire_forever(admission, settings))
     try:
         assessed = Assessments(settings, resources.models)
-        parts = (admission, job_watcher, layers, assessed, label_store, converter, sessions)
-        yield Service(settings, resources.store, resources.models, *parts), supervisor
+        model_admission = ModelAdmission(settings, resources.store, resources.models, resources.inspector)
+        train_admission = TrainingAdmission(
+            settings, resources.store, admission, model_admission, label_inspector, len(supervisor.training_slots)
+        )
+        parts = (admission, model_admission, train_admission, job_watcher, layers)
+        kept = (assessed, label_store, converter, sessions)
+        yield Service(settings, resources.store, resources.models, *parts, *kept), supervisor
     finally:
         housekeeping.cancel()
         job_watcher.stop()
         resources.inspector.close()
+        label_inspector.close()
         await asyncio.to_thread(sessions.close)
         await asyncio.to_thread(converter.close)
         await asyncio.to_thread(layers.close)

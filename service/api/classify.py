@@ -23,7 +23,11 @@ router = APIRouter(tags=["maps"])
 MAX_MASK_LENGTH = 200
 
 OPTION_SCHEMAS: dict[str, dict[str, Any]] = {
-    "model": {"type": "string", "description": "a name from /models; default: the default model", "example": "demo"},
+    "model": {
+        "type": "string",
+        "description": "a name from /models, the latest version of it, or name@version; default: the default model",
+        "example": "demo",
+    },
     "stride_px": {
         "type": "integer",
         "enum": [*ALLOWED["stride_px"]],
@@ -204,7 +208,7 @@ async def _submit(request: Request, service: Service, owner: str, key: str | Non
             request_id = logs.request_id.get()
 
             def store_and_submit() -> JobRecord:
-                service.models.find(job_request.model)
+                service.models.find(job_request.model, owner)
                 scene = admission.receive_scene(folder, upload.files, owner, is_temporary=True)
                 return admission.submit(scene, job_request, owner, key, request_id, is_new_scene=True)
 

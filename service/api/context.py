@@ -22,10 +22,12 @@ from hyperscene.service.jobs.label_files import LabelConverter
 from hyperscene.service.jobs.label_sets import LabelStore
 from hyperscene.service.jobs.layers import LayerReader
 from hyperscene.service.jobs.live_sessions import LiveSessions
+from hyperscene.service.jobs.model_admission import ModelAdmission
 from hyperscene.service.jobs.models import Models
 from hyperscene.service.jobs.readiness import engine_warnings, not_ready_reasons
 from hyperscene.service.jobs.records import JobRecord
 from hyperscene.service.jobs.store import Store
+from hyperscene.service.jobs.training_admission import TrainingAdmission
 from hyperscene.service.settings import Settings
 
 READINESS_S = 0.5
@@ -49,6 +51,8 @@ class Service:
     store: Store
     models: Models
     admission: Admission
+    model_admission: ModelAdmission
+    training: TrainingAdmission
     job_watcher: JobWatcher
     layers: LayerReader
     assessments: Assessments

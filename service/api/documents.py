@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hyperscene.errors import ServiceError, error_from_code
 from hyperscene.service.api import examples
-from hyperscene.service.jobs.records import JobRecord, SceneRecord
+from hyperscene.service.jobs.records import JobRecord, Kind, SceneRecord
 
-PROCESS_ID = "classify-scene"
+PROCESS_ID, TRAIN_PROCESS_ID = "classify-scene", "train-model"
+PROCESS_OF: dict[Kind, str] = {"map": PROCESS_ID, "train": TRAIN_PROCESS_ID}  # by kind of job
 OGC_EXCEPTIONS = "http://www.opengis.net/def/exceptions/ogcapi-processes-1/1.0/"
 OGC_RELATIONS = "http://www.opengis.net/def/rel/ogc/1.0/"
 
@@ -31,7 +32,16 @@ OPTIONAL_OUTPUTS = {
     "applicability": ("applicability.tif", "image/tiff", "How far pixels lie from what the model learnt from"),
 }
 ALL_OUTPUTS = OUTPUTS | OPTIONAL_OUTPUTS
-MEDIA_TYPES = {name: media_type for name, media_type, _ in ALL_OUTPUTS.values()}
+# Of a training.
+TRAINING_OUTPUTS = {
+    "bundle": ("bundle.onnx", "application/octet-stream", "The trained bundle"),
+    "report": ("report.json", "application/json", "Accuracy by cross-validation, likely label mistakes, settings"),
+    "network": ("network.png", "image/png", "The network's map round the labels"),
+    "propagation": ("propagation.png", "image/png", "The map of label propagation, from which the network learned"),
+}
+OUTPUTS_OF: dict[Kind, dict[str, tuple[str, str, str]]] = {"map": ALL_OUTPUTS, "train": TRAINING_OUTPUTS}
+MAYBE_MISSING = {*OPTIONAL_OUTPUTS, "network", "propagation"}
+MEDIA_TYPES = {name: media_type for each in OUTPUTS_OF.values() for name, media_type, _ in each.values()}
 ZIP_NAME = "results.zip"
 ID_EXAMPLE = examples.ID
 
@@ -152,6 +162,8 @@ class StatusInfo(Document):
     scene: str = Field(description="the scene's file name")
     scene_id: str
     model: str
+    model_version: int | None = Field(None, description="of a model of yours: that a map uses, or a training made")
+    stage: str | None = Field(None, description="what a training does now")
     settings: dict[str, Any]
     device: str | None = None
     provider: str | None = Field(None, description="the engine that ran the network")
@@ -217,6 +229,22 @@ class SceneDocument(Document):
     warnings: list[str]
     models: dict[str, str] = Field(description="for each model, how the scene's bands match")
     links: list[Link]
+
+
+class LabelFileDocument(Document):
+    """A label file, and its classes on a scene's grid."""
+
+    model_config = with_example(examples.LABEL_FILE)
+
+    name: str
+    format: str
+    crs: str | None = None
+    shapes: int | None = None
+    fields: list[dict[str, Any]] = Field(description="name, number of different values, and some of them")
+    class_field: str | None = Field(None, description="the field with the classes: requested, or guessed")
+    classes: list[dict[str, Any]] = Field(description="value, name, color, pixels and shapes; empty without a field")
+    pixels: int = Field(description="labelled pixels")
+    warnings: list[str]
 
 
 class TileJson(Document):
@@ -290,6 +318,7 @@ class Health(Document):
     version: str
     uptime_s: float
     workers: list[dict[str, Any]]
+    training_workers: list[dict[str, Any]] = []
     models: list[str]
     jobs: dict[str, int]
     disk: dict[str, int]
@@ -415,8 +444,12 @@ def status_of(job: JobRecord, base: str) -> StatusInfo:
         links.append(
             Link(href=f"{here}/results", rel=f"{OGC_RELATIONS}results", type="application/json", title="the results")
         )
+        if job.kind == "train":
+            model = f"{base}/models/{job.model}/versions/{job.model_version}"
+            links.append(Link(href=model, rel="related", type="application/geo+json", title="the model"))
     return StatusInfo(
         jobID=job.id,
+        processID=PROCESS_OF[job.kind],
         status=job.status,
         message=_message(job),
         created=_datetime(job.created),
@@ -426,12 +459,14 @@ def status_of(job: JobRecord, base: str) -> StatusInfo:
         expires=_datetime(job.expires),
         progress=job.percent,
         patches_done=job.patches_done,
-        patches_total=job.progress.patches_total,
+        patches_total=job.progress.patches_total if job.kind == "map" else 0,
         estimated_s=job.estimated_s,
         seconds_left=job.seconds_left,
         scene=job.scene_name,
         scene_id=job.scene_id,
         model=job.model,
+        model_version=job.model_version,
+        stage=job.stage if job.status == "running" else None,
         settings=job.options,
         device=job.device,
         provider=job.provider,
@@ -446,6 +481,8 @@ def status_of(job: JobRecord, base: str) -> StatusInfo:
 def _message(job: JobRecord) -> str:
     if job.status == "failed":
         return job.error_detail or "failed"
+    if job.kind == "train" and job.status in ("running", "successful"):
+        return _training_message(job)
     if job.status == "running" and job.seconds_left is not None:
         return f"{job.percent} % mapped, about {job.seconds_left:.0f} s left"
     return {
@@ -456,11 +493,18 @@ def _message(job: JobRecord) -> str:
     }[job.status]
 
 
+def _training_message(job: JobRecord) -> str:
+    if job.status == "successful":
+        return f"trained: version {job.model_version} of {job.model} is ready for mapping"
+    left = "" if job.seconds_left is None else f", about {job.seconds_left:.0f} s left"
+    return f"{job.stage or 'starting'}{left}"
+
+
 def result_links(job: JobRecord, base: str) -> dict[str, dict[str, Any]]:
     """Every output by reference, as in OGC's results document."""
     return {
         output: {"href": f"{base}/jobs/{job.id}/results/{name}", "rel": "result", "type": media_type, "title": title}
-        for output, (name, media_type, title) in ALL_OUTPUTS.items()
+        for output, (name, media_type, title) in OUTPUTS_OF[job.kind].items()
     }
 
 

@@ -203,6 +203,8 @@ MODEL_LIST: Example = {
         {
             "name": "demo",
             "title": "demo",
+            "version": 1,
+            "is_yours": False,
             "classes": CLASSES,
             "bands": 5,
             "wavelengths_nm": [450.0, 900.0],
@@ -221,7 +223,7 @@ MODEL: Example = {
     "stac_extensions": ["https://stac-extensions.github.io/mlm/v1.4.0/schema.json"],
     "id": "demo",
     "geometry": None,
-    "properties": {"datetime": "2026-01-31T12:00:00Z", "title": "demo", "mlm:name": "demo", "mlm:framework": "ONNX"},
+    "properties": {"datetime": "2026-01-31T12:00:00Z", "title": "demo", "version": "1", "mlm:framework": "ONNX"},
     "links": [link("/models/demo", "self", "application/geo+json")],
     "assets": {
         "bundle": {
@@ -230,6 +232,38 @@ MODEL: Example = {
             "roles": ["mlm:model", "mlm:weights", "data"],
         }
     },
+}
+
+LABEL_FILE: Example = {
+    "name": "fields.gpkg",
+    "format": "GeoPackage",
+    "crs": "EPSG:32633",
+    "shapes": 18,
+    "fields": [{"name": "crop", "values": 2, "examples": ["meadow", "water"]}],
+    "class_field": "crop",
+    "classes": [CLASSES[1] | {"pixels": 82, "shapes": 9}, CLASSES[0] | {"pixels": 80, "shapes": 9}],
+    "pixels": 162,
+    "warnings": [],
+}
+ACCURACY = {"value": 0.91, "interval": [0.84, 0.96]}
+TRAINING_REPORT: Example = {
+    "model": "reed",
+    "version": 1,
+    "job": ID,
+    "scene": "scene.tif",
+    "labels": "fields.gpkg",
+    "classes": [CLASSES[0] | {"pixels": 80, "clusters": 9}, CLASSES[1] | {"pixels": 82, "clusters": 9}],
+    "settings": {"recipe": "strong", "seed": 0},
+    "seconds": {"reading": 0.4, "label propagation": 3.1, "network": 20.2, "export": 2.5},
+    "cross_validation": {
+        "method": "spatial cross-validation of label propagation inside the labels",
+        "far_from_labels": {"pixels": 162, "clusters": 18, "oa": ACCURACY, "confusion": [[75, 5], [9, 73]]},
+        "likely_mistakes": [
+            {"row": 20, "col": 7, "label": "water", "predicted": "meadow", "probability": 0.93, "x": 380225.0}
+        ],
+    },
+    "advice": ["class 'water' has 3 pixels in one polygon: add some elsewhere"],
+    "warnings": [],
 }
 
 SCENES: Example = {
@@ -315,6 +349,7 @@ HEALTH: Example = {
             "left_out": [],
         }
     ],
+    "training_workers": [],
     "models": ["demo"],
     "jobs": {"running": 1, "successful": 12},
     "disk": {"free_bytes": 80_000_000_000, "total_bytes": 250_000_000_000, "min_free_bytes": 1_000_000_000},

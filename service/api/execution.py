@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from hyperscene.errors import NotReady, ServiceError
 from hyperscene.service.api.context import CLIENT_CLOSED_REQUEST, Service, until_disconnected
-from hyperscene.service.api.documents import ALL_OUTPUTS, MEDIA_TYPES, ZIP_NAME, result_links
+from hyperscene.service.api.documents import ALL_OUTPUTS, MEDIA_TYPES, OUTPUTS_OF, ZIP_NAME, result_links
 from hyperscene.service.api.job_watcher import ServerStopping
 from hyperscene.service.api.problems import JsonResponse
 from hyperscene.service.api.results import (
@@ -70,7 +70,7 @@ async def results_response(service: Service, job: JobRecord, requested: Requeste
     if requested.response == "document":
         return JsonResponse(await asyncio.to_thread(_results_document, service, job, requested, links))
     if requested.raw_output:
-        return file_response(service, job, ALL_OUTPUTS[requested.raw_output][0])
+        return file_response(service, job, OUTPUTS_OF[job.kind][requested.raw_output][0])
     if requested.has_parts:
         return multipart_response(service, job, requested.outputs)
     response = Response(status_code=204)
@@ -87,7 +87,7 @@ def _results_document(
     for name, mode in requested.outputs.items():
         if name not in links:
             continue
-        file, media_type, _ = ALL_OUTPUTS[name]
+        file, media_type, _ = OUTPUTS_OF[job.kind][name]
         path = service.settings.results_folder(job.id) / file
         try:
             if mode != "value" or path.stat().st_size > MAX_INLINE_BYTES:

@@ -63,10 +63,10 @@ def _health(service: Service, reasons: list[str], warnings: list[str]) -> Health
     settings, store = service.settings, service.store
     disk = disk_usage(settings.data)
     now = time.time()
-    workers = [
-        {**asdict(worker), "heartbeat_age_s": round(now - worker.heartbeat, 1)}
-        for worker in store.workers()
-    ]  # fmt: skip
+    workers, training_workers = (
+        [{**asdict(worker), "heartbeat_age_s": round(now - worker.heartbeat, 1)} for worker in found]
+        for found in (store.workers(), store.training_workers())
+    )
     return Health(
         status="not ready" if reasons else "ready",
         reasons=reasons,
@@ -74,6 +74,7 @@ def _health(service: Service, reasons: list[str], warnings: list[str]) -> Health
         version=version("hyperscene"),
         uptime_s=round(now - service.started, 1),
         workers=workers,
+        training_workers=training_workers,
         models=[*service.models.by_name],
         jobs=store.count_jobs(),
         disk={"free_bytes": disk.free, "total_bytes": disk.total, "min_free_bytes": int(settings.min_free_bytes)},
@@ -157,7 +158,7 @@ class _Collector(Collector):
         age = GaugeMetricFamily(
             "hyperscene_worker_heartbeat_age_seconds", "Seconds since a worker's last heartbeat", labels=["worker"]
         )
-        for worker in self._store.workers():
+        for worker in (*self._store.workers(), *self._store.training_workers()):
             age.add_metric([worker.name], max(0.0, time.time() - worker.heartbeat))
         yield age
         yield self._cluster_workers()

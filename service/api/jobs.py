@@ -21,7 +21,8 @@ from hyperscene.service.api.context import BaseDep, OwnerDep, Service, ServiceDe
 from hyperscene.service.api.documents import (
     ID_EXAMPLE,
     MEDIA_TYPES,
-    PROCESS_ID,
+    OUTPUTS_OF,
+    PROCESS_OF,
     ZIP_NAME,
     JobList,
     Link,
@@ -74,8 +75,9 @@ def job_filter(
 ) -> JobFilter:
     """The query parameters that OGC defines for the list of jobs."""
     created_from, created_to = (None, None) if datetime is None else parse_interval(datetime)
-    can_match = (type is None or "process" in type) and (processID is None or PROCESS_ID in processID)
-    bounds = JobBounds(created_from, created_to, minDuration, maxDuration) if can_match else None
+    kinds = tuple(kind for kind, process in PROCESS_OF.items() if processID is None or process in processID)
+    can_match = (type is None or "process" in type) and bool(kinds)
+    bounds = JobBounds(created_from, created_to, minDuration, maxDuration, kinds) if can_match else None
     return JobFilter(status or [], bounds)
 
 
@@ -173,7 +175,7 @@ async def show_results(
     require_results(service, job, f"{base}/jobs/{job.id}")
     if accepts_zip(request):
         return zip_response(service, job)
-    requested = RequestedOutputs(**job.execution) if job.execution else RequestedOutputs()
+    requested = RequestedOutputs(**(job.execution or {"outputs": dict.fromkeys(OUTPUTS_OF[job.kind])}))
     if not requested.raw_output:  # several outputs: always a document
         requested = replace(requested, response="document")
     return await results_response(service, job, requested, base)
@@ -207,8 +209,9 @@ async def read_result(
     require_results(service, job, f"{base}/jobs/{job.id}")
     if name == ZIP_NAME:
         return zip_response(service, job, request)
-    if name not in MEDIA_TYPES:
-        raise NoSuchResult(f"there is no result {name!r}; the results are {', '.join([*MEDIA_TYPES, ZIP_NAME])}")
+    names = [file for file, _, _ in OUTPUTS_OF[job.kind].values()]
+    if name not in names:
+        raise NoSuchResult(f"there is no result {name!r}; the results are {', '.join([*names, ZIP_NAME])}")
     return file_response(service, job, name, request)
 
 

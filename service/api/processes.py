@@ -1,20 +1,18 @@
-"""OGC API - Processes 1.0: landing page, conformance, the process classify-scene and its execution."""
+"""OGC API - Processes 1.0: landing page, conformance, the processes and their execution."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hyperscene.errors import NoSuchProcess, RequestUnusable
 from hyperscene.service import logs
-from hyperscene.service.api import examples
+from hyperscene.service.api import examples, training_process
 from hyperscene.service.api.classify import (
     JOB_HEADERS,
     OPTION_SCHEMAS,
@@ -30,7 +28,10 @@ from hyperscene.service.api.documents import (
     ALL_OUTPUTS,
     ID_EXAMPLE,
     OGC_RELATIONS,
+    OUTPUTS_OF,
     PROCESS_ID,
+    PROCESS_OF,
+    TRAIN_PROCESS_ID,
     Conformance,
     LandingPage,
     Link,
@@ -42,6 +43,7 @@ from hyperscene.service.api.documents import (
 from hyperscene.service.api.execution import RequestedOutputs, response_when_finished, results_response
 from hyperscene.service.api.problems import invalid_request, problems
 from hyperscene.service.api.results import BINARY, FILES
+from hyperscene.service.api.training_process import href_of, scene_id_of, value_of
 from hyperscene.service.api.uploads import read_json
 from hyperscene.service.jobs.admission import MASK_KINDS, MASK_NONE, JobRequest
 from hyperscene.service.jobs.records import JobRecord
@@ -148,11 +150,13 @@ async def conformance(owner: OwnerDep) -> Conformance:
 
 @router.get("/processes", summary="List the processes", responses=problems(), response_model_exclude_none=True)
 async def list_processes(
-    base: BaseDep, owner: OwnerDep, limit: Annotated[int, Field(ge=1, le=1000)] = 100
+    base: BaseDep, owner: OwnerDep, service: ServiceDep, limit: Annotated[int, Field(ge=1, le=1000)] = 100
 ) -> ProcessList:
-    """The only process is classify-scene."""
+    """classify-scene maps a scene; train-model, where a worker trains, makes a model from labels of one."""
     self_link = Link(href=f"{base}/processes", rel="self", type="application/json")
-    return ProcessList(processes=[ProcessSummary(**_summary(base))], links=[self_link])
+    can_train = await asyncio.to_thread(service.training.is_available)
+    found = [ProcessSummary(**summary(base)) for summary in (_summary, *[training_process.summary] * can_train)]
+    return ProcessList(processes=found[:limit], links=[self_link])
 
 
 @router.get(
@@ -163,12 +167,17 @@ async def describe_process(
 ) -> ProcessDescription:
     """The inputs and outputs of a process as JSON schemas."""
     _require_process(process_id)
-    return ProcessDescription(**_summary(base), inputs=_inputs(service), outputs=_outputs())
+    if process_id == TRAIN_PROCESS_ID:
+        described = training_process.summary(base)
+        return ProcessDescription(**described, inputs=training_process.INPUTS, outputs=_outputs(OUTPUTS_OF["train"]))
+    inputs = await asyncio.to_thread(_inputs, service, owner)
+    return ProcessDescription(**_summary(base), inputs=inputs, outputs=_outputs(ALL_OUTPUTS))
 
 
 def _require_process(process_id: str) -> None:
-    if process_id != PROCESS_ID:
-        raise NoSuchProcess(f"there is no process {process_id[:100]!r}; this server has {PROCESS_ID}")
+    if process_id not in PROCESS_OF.values():
+        known = ", ".join(PROCESS_OF.values())
+        raise NoSuchProcess(f"there is no process {process_id[:100]!r}; this server has {known}")
 
 
 def _summary(base: str) -> dict[str, Any]:
@@ -188,7 +197,7 @@ def _summary(base: str) -> dict[str, Any]:
     }
 
 
-def _inputs(service: Service) -> dict[str, Any]:
+def _inputs(service: Service, owner: str) -> dict[str, Any]:
     scene = {
         "title": "The scene",
         "description": 'By reference: {"href": "/scenes/{id}"}, from POST /scenes, which takes GeoTIFF, ENVI and '
@@ -207,17 +216,18 @@ def _inputs(service: Service) -> dict[str, Any]:
         }
         for name, schema in OPTION_SCHEMAS.items()
     }
-    options["model"]["schema"] |= {"enum": [*service.models.by_name], "default": service.models.default.name}
+    names = [model.name for model in service.models.visible(owner)]
+    options["model"]["schema"] |= {"enum": names, "default": service.models.default.name}
     options["mask"]["schema"]["pattern"] = MASK_PATTERN
     return {"scene": scene, **options}
 
 
-def _outputs() -> dict[str, Any]:
+def _outputs(outputs: dict[str, tuple[str, str, str]]) -> dict[str, Any]:
     described = {}
-    for output, (name, media_type, title) in ALL_OUTPUTS.items():
+    for output, (name, media_type, title) in outputs.items():
         schema: dict[str, Any] = {"type": "object", "contentMediaType": media_type}
         if not media_type.endswith("json"):
-            encoding = "binary" if media_type.startswith("image/") else "8bit"
+            encoding = "binary" if media_type.startswith(("image/", "application/octet")) else "8bit"
             schema = {"type": "string", "contentMediaType": media_type, "contentEncoding": encoding}
         described[output] = {"title": title, "description": f"The file {name}", "schema": schema}
     return described
@@ -225,7 +235,7 @@ def _outputs() -> dict[str, Any]:
 
 @router.post(
     "/processes/{process_id}/execution",
-    summary="Map an uploaded scene",
+    summary="Map an uploaded scene, or train a model on it",
     response_class=Response,
     responses={
         200: {
@@ -253,8 +263,17 @@ async def execute(
     prefer: Prefer = None,
     accept: Accept = None,
 ) -> Response:
-    """Map an uploaded scene. The response has the results, or the job with `Prefer: respond-async`."""
+    """Map an uploaded scene: the response has the results, or the job with `Prefer: respond-async`.
+
+    train-model always responds with the job.
+    """
     _require_process(process_id)
+    if process_id == TRAIN_PROCESS_ID:
+        execution = _parse_execution(await read_json(request, service, training_process.MAX_LABELS_BYTES))
+        job = await asyncio.to_thread(
+            training_process.submit, service, execution.inputs, base, owner, key, logs.request_id.get()
+        )
+        return created_response(job, base)
     execution = _parse_execution(await read_json(request, service))
     requested = _requested_outputs(execution)
     job = await asyncio.to_thread(_submit, service, execution, requested, base, owner, key, logs.request_id.get())
@@ -291,10 +310,10 @@ def _submit(
     key: str | None,
     request_id: str | None,
 ) -> JobRecord:
-    inputs = {name: _value(given) for name, given in execution.inputs.items() if name != "scene"}
+    inputs = {name: value_of(given) for name, given in execution.inputs.items() if name != "scene"}
     job_request = parse_options(inputs)
-    href = _href(execution.inputs.get("scene"))
-    scene_id = _scene_id(href, base)
+    href = href_of(execution.inputs.get("scene"))
+    scene_id = scene_id_of(href, base)
     job = service.store.job_by_key(owner, key) if key else None
     if job is None:
         admission = service.admission
@@ -323,7 +342,7 @@ def _matches(job: JobRecord, job_request: JobRequest, requested: RequestedOutput
     """Whether the job has the requested options and outputs; defaults are not compared, since they can change."""
     options = {name: getattr(job_request, name) for name in ("stride_px", "blend", "probability_type")}
     return (
-        job.model == (job_request.model or job.model)
+        _is_model(job, job_request.model)
         and all(job.options[name] == value for name, value in options.items() if value)
         and job.options.get("unknown", False) == (job_request.unknown == "yes")
         and (job_request.masks is None or job.options.get("mask", []) == [*job_request.masks])
@@ -331,23 +350,6 @@ def _matches(job: JobRecord, job_request: JobRequest, requested: RequestedOutput
     )
 
 
-def _value(given: Any) -> Any:
-    """An input's value: plain, or qualified as {"value": ...}."""
-    return given["value"] if isinstance(given, dict) and "value" in given else given
-
-
-def _href(given: Any) -> str:
-    if isinstance(given, list) and len(given) == 1:
-        given = given[0]
-    href = given.get("href") if isinstance(given, dict) else given
-    if not isinstance(href, str):
-        raise RequestUnusable('the input scene must be a reference to an uploaded scene: {"href": "/scenes/ID"}')
-    return href
-
-
-def _scene_id(href: str, base: str) -> str | None:
-    """The id in a reference to an uploaded scene; None for other URLs."""
-    own = urlsplit(base)
-    host = rf"(?i:https?://{re.escape(own.netloc)})"
-    found = re.fullmatch(rf"(?:{host})?(?:{re.escape(own.path)})?/scenes/([0-9A-Za-z_-]{{1,100}})", href)
-    return found[1] if found else None
+def _is_model(job: JobRecord, wanted: str | None) -> bool:
+    name, _, version = (wanted or job.model).partition("@")
+    return job.model == name and (not version or int(version) == (job.model_version or 1))

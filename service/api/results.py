@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from fastapi import Request, Response
@@ -14,15 +14,17 @@ from fastapi.responses import FileResponse, StreamingResponse
 from hyperscene.errors import NoSuchJob, NoSuchResult, ResultNotReady
 from hyperscene.service.api import examples
 from hyperscene.service.api.context import Service, cache_headers, is_not_modified
-from hyperscene.service.api.documents import ALL_OUTPUTS, MEDIA_TYPES, OPTIONAL_OUTPUTS, ZIP_NAME, job_error
+from hyperscene.service.api.documents import MAYBE_MISSING, MEDIA_TYPES, OUTPUTS_OF, ZIP_NAME, job_error
 from hyperscene.service.jobs.records import JobRecord
 
 ZIP_TYPE = "application/zip"
 READ_BYTES = 1 << 20
-OPTIONAL_FILES = {name for name, _, _ in OPTIONAL_OUTPUTS.values()}
+OPTIONAL_FILES = {each[output][0] for each in OUTPUTS_OF.values() for output in MAYBE_MISSING & each.keys()}
 WHY_MISSING = {
     "mask.tif": "its scene is no product with masks",
     "applicability.tif": "its model carries no statistics of what it learnt from",
+    "network.png": "its maps could not be drawn",
+    "propagation.png": "its recipe propagates no labels",
 }
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 FILES: dict[str, Any] = {  # the results by media type, for the OpenAPI document
@@ -70,7 +72,7 @@ def file_response(service: Service, job: JobRecord, name: str, request: Request 
         found = path.stat()
     except OSError as error:
         if name in OPTIONAL_FILES and path.parent.is_dir():
-            raise NoSuchResult(f"the map of job {job.id} has no {name}: {WHY_MISSING[name]}") from error
+            raise NoSuchResult(f"the result of job {job.id} has no {name}: {WHY_MISSING[name]}") from error
         raise results_removed(job) from error
     if request is not None and request.method == "HEAD":  # Range applies to GET only
         headers |= {"Content-Length": str(found.st_size), "Accept-Ranges": "bytes"}
@@ -82,7 +84,7 @@ def zip_response(service: Service, job: JobRecord, request: Request | None = Non
     """All result files in one zip, created while it is sent."""
     headers = {"Content-Disposition": f'attachment; filename="{ZIP_NAME}"'}
     is_head = request is not None and request.method == "HEAD"
-    chunks = iter(()) if is_head else zip_files(open_results(service, job, ALL_OUTPUTS))
+    chunks = iter(()) if is_head else zip_files(open_results(service, job, OUTPUTS_OF[job.kind]), OUTPUTS_OF[job.kind])
     return StreamingResponse(chunks, media_type=ZIP_TYPE, headers=headers)
 
 
@@ -93,7 +95,7 @@ def multipart_response(service: Service, job: JobRecord, outputs: Iterable[str])
 
     def chunks() -> Iterator[bytes]:
         for output, file in files.items():
-            media_type = ALL_OUTPUTS[output][1]
+            media_type = OUTPUTS_OF[job.kind][output][1]
             yield f"--{boundary}\r\nContent-Type: {media_type}\r\nContent-ID: {output}\r\n\r\n".encode()
             with file:
                 while data := file.read(READ_BYTES):
@@ -134,8 +136,8 @@ class _Pipe:
 
 def made_outputs(service: Service, job: JobRecord, outputs: Iterable[str]) -> list[str]:
     """The outputs without those that this job's map does not have."""
-    folder = service.settings.results_folder(job.id)
-    return [name for name in outputs if name not in OPTIONAL_OUTPUTS or (folder / ALL_OUTPUTS[name][0]).is_file()]
+    folder, every = service.settings.results_folder(job.id), OUTPUTS_OF[job.kind]
+    return [name for name in outputs if name not in MAYBE_MISSING or (folder / every[name][0]).is_file()]
 
 
 def open_results(service: Service, job: JobRecord, outputs: Iterable[str]) -> dict[str, BinaryIO]:
@@ -143,17 +145,17 @@ def open_results(service: Service, job: JobRecord, outputs: Iterable[str]) -> di
     folder = service.settings.results_folder(job.id)
     try:
         made = made_outputs(service, job, outputs)
-        return {output: (folder / ALL_OUTPUTS[output][0]).open("rb") for output in made}
+        return {output: (folder / OUTPUTS_OF[job.kind][output][0]).open("rb") for output in made}
     except OSError as error:
         raise results_removed(job) from error
 
 
-def zip_files(files: dict[str, BinaryIO]) -> Iterator[bytes]:
+def zip_files(files: dict[str, BinaryIO], outputs: Mapping[str, tuple[str, str, str]]) -> Iterator[bytes]:
     """The files as a zip, in chunks; uncompressed, because the rasters are compressed already."""
     pipe = _Pipe()
     with zipfile.ZipFile(pipe, "w", zipfile.ZIP_STORED) as archive:  # type: ignore[call-overload]
         for output, file in files.items():
-            entry = zipfile.ZipInfo(ALL_OUTPUTS[output][0], time.gmtime(os.fstat(file.fileno()).st_mtime)[:6])
+            entry = zipfile.ZipInfo(outputs[output][0], time.gmtime(os.fstat(file.fileno()).st_mtime)[:6])
             entry.external_attr = 0o644 << 16
             with file, archive.open(entry, "w", force_zip64=True) as target:
                 while data := file.read(READ_BYTES):

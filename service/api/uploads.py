@@ -40,7 +40,7 @@ MAX_FILES = 32  # an EnMAP product has 17
 MAX_PARTS = MAX_FILES + 16
 MAX_FIELD_BYTES = 4096
 MAX_JSON_BYTES = 256 << 10
-FILE_FIELD = "scene"
+FILE_FIELD, LABELS_FIELD = "scene", "labels"
 ENVI_MAGIC = b"ENVI"
 
 
@@ -48,7 +48,8 @@ ENVI_MAGIC = b"ENVI"
 class Upload:
     """A received body: files on disk and the form's other fields."""
 
-    files: list[ReceivedFile] = field(default_factory=list)
+    files: list[ReceivedFile] = field(default_factory=list)  # of the scene
+    labels: list[ReceivedFile] = field(default_factory=list)
     fields: dict[str, str] = field(default_factory=dict)
 
 
@@ -68,12 +69,12 @@ def content_length(request: Request) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-async def receive_form(request: Request, service: Service, folder: Path) -> Upload:
-    """Receive a multipart body: files in the field `scene`, and text fields."""
+async def receive_form(request: Request, service: Service, folder: Path, labels_folder: Path | None = None) -> Upload:
+    """Receive a multipart body: text fields, files in `scene`, and in `labels` if there is a folder for them."""
     media_type, options = parse_options_header(request.headers.get("content-type", ""))
     if media_type != b"multipart/form-data" or not options.get(b"boundary"):
         raise UploadBroken("send multipart/form-data with the scene in the field `scene`, as curl -F scene=@FILE does")
-    form = _Form(service, folder)
+    form = _Form(service, folder, labels_folder)
     try:
         parser = MultipartParser(options[b"boundary"], form.callbacks)
         async for chunk in read_body(request, service):
@@ -228,14 +229,15 @@ class _FileWriter:
 class _Form:
     """Callbacks of the multipart parser: files are written to disk, text fields are collected."""
 
-    def __init__(self, service: Service, folder: Path) -> None:
+    def __init__(self, service: Service, folder: Path, labels_folder: Path | None) -> None:
         self._service = service
-        self._folder = folder
+        self._folders = {FILE_FIELD: folder} | ({} if labels_folder is None else {LABELS_FIELD: labels_folder})
         self._header_name = self._header_value = b""
         self._disposition = b""
         self._parts = 0
         self._field: tuple[str, bytearray] | None = None
         self._writer: _FileWriter | None = None
+        self._field_of: dict[_FileWriter, str] = {}
         self._complete_writers: list[_FileWriter] = []
         self._writers: list[_FileWriter] = []
         self.upload = Upload()
@@ -253,14 +255,15 @@ class _Form:
 
     @property
     def received_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.upload.files)
+        return sum(file.size_bytes for file in (*self.upload.files, *self.upload.labels))
 
     async def flush(self) -> None:
         """Write the data of the last chunk."""
         for writer in self._complete_writers:
             await writer.flush(is_last=True)
             writer.close()
-            self.upload.files.append(writer.received())
+            files = self.upload.labels if self._field_of[writer] == LABELS_FIELD else self.upload.files
+            files.append(writer.received())
         self._complete_writers.clear()
         if self._writer is not None:
             await self._writer.flush()
@@ -289,12 +292,14 @@ class _Form:
     def _on_headers(self) -> None:
         _, options = parse_options_header(self._disposition)
         name = options.get(b"name", b"").decode("utf-8", "replace")
-        if name == FILE_FIELD:
-            file_name = options.get(b"filename", b"").decode("utf-8", "replace") or FILE_FIELD
-            self._writer = _FileWriter(self._folder / f"part{len(self._writers)}", file_name, self._service)
+        if name in self._folders:
+            file_name = options.get(b"filename", b"").decode("utf-8", "replace") or name
+            self._writer = _FileWriter(self._folders[name] / f"part{len(self._writers)}", file_name, self._service)
             self._writers.append(self._writer)
+            self._field_of[self._writer] = name
         elif b"filename" in options or not name:
-            raise UploadBroken(f"the field {name[:100]!r} must not be a file: send files in the field `{FILE_FIELD}`")
+            fields = " or ".join(f"`{field}`" for field in self._folders)
+            raise UploadBroken(f"the field {name[:100]!r} must not be a file: send files in the field {fields}")
         else:
             self._field = name, bytearray()
 
