@@ -81,17 +81,17 @@ function errorOf(status, text) {
   return new ApiError(`The server responded with status ${status} and no reason: try again, or see the server's log.`, status, "");
 }
 
-/** Upload a scene; resolves to the job. `onProgress` is called with the share that is sent. */
-export async function sendScene(files, fields, idempotencyKey, onProgress, signal) {
+/** Upload a scene; resolves to the job, or to the scene at another path. `onProgress` gets the share that is sent. */
+export async function sendScene(files, fields, idempotencyKey, onProgress, signal, path = "classify") {
   const form = new FormData();
   for (const [name, value] of Object.entries(fields)) form.append(name, value);
   for (const file of files) form.append("scene", file, file.name);
   const used = key();
   try {
-    return await post("classify", form, used, idempotencyKey, onProgress, signal);
+    return await post(path, form, used, idempotencyKey, onProgress, signal);
   } catch (error) {
     if (error.status === 401 && (await hasNewKey(used))) {
-      return sendScene(files, fields, idempotencyKey, onProgress, signal);
+      return sendScene(files, fields, idempotencyKey, onProgress, signal, path);
     }
     throw error;
   }

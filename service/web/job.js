@@ -11,6 +11,7 @@ import { savePicture } from "./picture.js";
 import { makePixelPanel } from "./pixel.js";
 import { Readout, valuesOfJob } from "./readout.js";
 import { makeReports } from "./reports.js";
+import { showReport } from "./training_report.js";
 
 /** Fill `main` with a job and follow it until it is finished; later errors go to `fail`. */
 export async function showJob(main, id, signal, fail) {
@@ -23,14 +24,17 @@ export async function showJob(main, id, signal, fail) {
   let job = await documentOf(`jobs/${id}`, { signal });
   if (signal.aborted) return;
   title.textContent = job.scene;
-  facts.textContent = `Mapped with the model ${job.model}, sent ${dateTime(job.created)}`;
+  facts.textContent = isTraining(job)
+    ? `Training of ${job.model} with ${job.settings.labels}, sent ${dateTime(job.created)}`
+    : `Mapped with the model ${job.model}, sent ${dateTime(job.created)}`;
   const view = new MapView(id, map, panel, signal);
-  if (isFinished(job)) return showEnd(job, status, view);
+  const end = (ended) => showEnd(ended, status, view, signal);
+  if (isFinished(job)) return end(job);
   const progress = makeProgress(id, status, signal);
   progress.show(job);
   view.showScene().catch(() => {}); // optional: the scene, until its map is ready
   follow(id, progress, signal) // not awaited: the view is complete
-    .then((end) => end && showEnd(end, status, view))
+    .then((ended) => ended && end(ended))
     .catch((error) => fail(error, status));
 }
 
@@ -42,12 +46,18 @@ async function follow(id, progress, signal) {
   return job && isFinished(job) ? job : documentOf(`jobs/${id}`, { signal });
 }
 
+const isTraining = (job) => job.processID === "train-model";
 const isFinished = (job) => ["successful", "failed", "dismissed"].includes(job.status);
 
-async function showEnd(job, status, view) {
+async function showEnd(job, status, view, signal) {
   document.title = `${job.scene} – hyperscene`;
   if (status.contains(document.activeElement)) document.querySelector("h1").focus();
   status.replaceChildren();
+  if (job.status === "successful" && isTraining(job)) {
+    view.clear();
+    document.getElementById("main").className = "start"; // one column that scrolls
+    return showReport(status, job, signal);
+  }
   if (job.status === "successful") return view.showResult(job, status);
   view.clear();
   const text = job.status === "failed" ? job.problem.detail : "This job was dismissed and its results were removed.";
@@ -73,7 +83,8 @@ function makeProgress(id, status, signal) {
       const resumed = job.resumes ? `Resumed ${job.resumes === 1 ? "once" : `${job.resumes} times`} after an interruption; nothing was lost. ` : "";
       setNote(resumed + (job.history.at(-1)?.text ?? ""));
       const left = job.seconds_left === undefined ? "" : `, about ${duration(job.seconds_left)} left`;
-      text.textContent =
+      if (isTraining(job) && job.status !== "accepted") text.textContent = `${job.progress} %, ${job.message}`;
+      else text.textContent =
         job.status === "accepted" ? `Accepted: it ${job.message}.` : `${job.progress} % mapped${left}${job.patches_total ? ` (${count(job.patches_done)} of ${count(job.patches_total)} patches)` : ""}`;
       if (job.status === "accepted") bar.removeAttribute("value");
       else bar.value = job.progress;
@@ -251,6 +262,7 @@ function makeDetails(id, job, summary, tilejson, scene, signal) {
     make("h2", { id: "details-title" }, "Details"),
     list(facts),
     make("details", { class: "advanced" }, make("summary", {}, "Advanced"), list(advanced), tilejson.crs ? tileUrlField(tilejson) : null),
+    scene ? make("a", { class: "button", href: `#/scenes/${job.scene_id}/train` }, "Train a model on this scene") : null,
     dismiss,
     problems,
   );

@@ -5,6 +5,7 @@ import { dateTime, make, problemBox } from "./dom.js";
 
 const PAGE = 12;
 const STATUSES = { accepted: "waiting", running: "being mapped", successful: "mapped", failed: "failed", dismissed: "dismissed" };
+const TRAINING = { ...STATUSES, running: "training", successful: "trained" };
 const POLL_MS = 3000;
 
 /** Fill a section with the jobs, and keep it up to date. */
@@ -125,7 +126,7 @@ class JobItem {
   show(job) {
     this.isFinished = ["successful", "failed", "dismissed"].includes(job.status);
     this._status.className = `status ${job.status}`;
-    const text = STATUSES[job.status] + (job.status === "running" ? `, ${job.progress} %` : "");
+    const text = (job.processID === "train-model" ? TRAINING : STATUSES)[job.status] + (job.status === "running" ? `, ${job.progress} %` : "");
     if (this._status.textContent !== text) this._status.textContent = text;
     if (job.status === "successful" && this._shown !== "successful") this._showPreview(job);
     if (job.status === "running") this._showProgress(job);
@@ -145,7 +146,8 @@ class JobItem {
     const observer = new IntersectionObserver((entries) => {
       if (!entries.some(({ isIntersecting }) => isIntersecting)) return;
       observer.disconnect();
-      loadImage(image, `jobs/${job.jobID}/results/preview.png`, this._signal).then(() => this._thumbnail.append(image), () => {});
+      const name = job.processID === "train-model" ? "network.png" : "preview.png";
+      loadImage(image, `jobs/${job.jobID}/results/${name}`, this._signal).then(() => this._thumbnail.append(image), () => {});
     });
     observer.observe(this._thumbnail);
     this._signal.addEventListener("abort", () => observer.disconnect());

@@ -1,4 +1,5 @@
-// The page's views, selected by the URL's fragment: the start (#/), a job (#/jobs/{id}), labels (#/scenes/{id}/label).
+// The page's views, selected by the URL's fragment: the start (#/), a job (#/jobs/{id}), and labels and training of a scene
+// (#/scenes/{id}/label, #/scenes/{id}/train).
 
 import { key, onKeyRequired, storeKey } from "./api.js";
 import { promptForKey } from "./dialogs.js";
@@ -8,6 +9,7 @@ import { showJob } from "./job.js";
 import { showLabel } from "./label.js";
 import { showComparison } from "./reports.js";
 import { showStart } from "./start.js";
+import { showTraining } from "./train.js";
 
 const main = document.getElementById("main");
 let leave = new AbortController();
@@ -25,10 +27,12 @@ async function show() {
     const labelled = /^#\/scenes\/([0-9a-f]{32})\/label$/.exec(location.hash);
     const check = /^#\/jobs\/([0-9a-f]{32})\/check$/.exec(location.hash);
     const compare = /^#\/compare\/([0-9a-f]{32})\/([0-9a-f]{32})$/.exec(location.hash);
+    const training = /^#\/scenes\/([0-9a-f]{32})\/train$/.exec(location.hash);
     main.className = job || labelled || check || compare ? "job" : "start";
     if (check) await showCheck(main, check[1], signal);
     else if (compare) await showComparison(main, compare[1], compare[2], signal);
     else if (labelled) await showLabel(main, labelled[1], signal);
+    else if (training) await showTraining(main, training[1], signal);
     else if (job) await showJob(main, job[1], signal, fail);
     else if (/^(#\/?)?$/.test(location.hash)) await showStart(main, signal);
     else main.append(make("section", { class: "card" }, make("h1", { tabindex: "-1" }, "Page not found"), make("a", { href: "#/" }, "Your maps")));

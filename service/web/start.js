@@ -7,6 +7,7 @@ import { makeOptions } from "./options.js";
 import { checkFiles, droppedFiles, filesOfProduct } from "./scene_files.js";
 
 let upload = null; // the upload's progress; the upload continues while another view is shown
+let nextView = "label"; // of a scene that is uploaded without being mapped
 let pendingErrors = []; // of an upload, until the start view shows them
 
 addEventListener("beforeunload", (event) => upload && event.preventDefault());
@@ -47,7 +48,12 @@ function makeUploadForm(section, models, signal) {
   const list = make("ul", { class: "files", "aria-label": "Chosen files" });
   const check = make("p", { class: "file-check", id: "file-check", role: "status" });
   const send = make("button", { type: "submit", class: "main", disabled: true }, "Map it");
-  const label = make("button", { type: "button", disabled: true, onclick: () => sendTo((share, stop) => uploadScene(files, share, stop)) }, "Label it");
+  const storeFor = (view) => () => {
+    nextView = view;
+    sendTo((share, stop) => uploadScene(files, share, stop));
+  };
+  const label = make("button", { type: "button", disabled: true, onclick: storeFor("label") }, "Label it");
+  const train = make("button", { type: "button", disabled: true, onclick: storeFor("train") }, "Train a model on it");
   const status = make("div", { class: "upload-status" });
   const options = makeOptions(models);
   const trial = makeTrial(models.default, signal);
@@ -66,7 +72,7 @@ function makeUploadForm(section, models, signal) {
     list,
     check,
   );
-  const form = make("form", { class: "upload-form" }, drop, options.element, make("div", { class: "actions" }, send, label, trial.element), status, trial.status);
+  const form = make("form", { class: "upload-form" }, drop, options.element, make("div", { class: "actions" }, send, label, train, trial.element), status, trial.status);
 
   async function addFiles(added) {
     if (upload) return;
@@ -82,7 +88,7 @@ function makeUploadForm(section, models, signal) {
     check.textContent = result.text;
     check.className = `file-check${result.isInvalid ? " invalid" : ""}`;
     isComplete = result.isComplete;
-    send.disabled = label.disabled = !isComplete || Boolean(upload);
+    send.disabled = label.disabled = train.disabled = !isComplete || Boolean(upload);
     if (!upload) status.replaceChildren();
   }
   for (const chooser of [input, folder]) {
@@ -117,16 +123,16 @@ function makeUploadForm(section, models, signal) {
     status.replaceChildren(upload.element);
     form.classList.add("busy");
     drop.inert = options.element.inert = true;
-    send.disabled = label.disabled = true;
+    send.disabled = label.disabled = train.disabled = true;
     upload.text.focus();
   }
   function showEnd(job) {
     form.classList.remove("busy");
     drop.inert = options.element.inert = false;
-    send.disabled = label.disabled = !isComplete;
+    send.disabled = label.disabled = train.disabled = !isComplete;
     if (status.contains(document.activeElement)) (isComplete ? send : input).focus();
     status.replaceChildren(...pendingErrors.splice(0));
-    if (job) location.hash = job.jobID ? `#/jobs/${job.jobID}` : `#/scenes/${job.id}/label`;
+    if (job) location.hash = job.jobID ? `#/jobs/${job.jobID}` : `#/scenes/${job.id}/${nextView}`;
   }
   document.addEventListener("sent", ({ detail }) => showEnd(detail), { signal }); // also for a form created since then
   if (upload) showUpload();
