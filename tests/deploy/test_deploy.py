@@ -96,6 +96,22 @@ def test_ports_are_published_on_this_machine_only(files, composed):
     assert published == {"service": ["127.0.0.1:8000:8000/tcp"], "grafana": ["127.0.0.1:3000:3000/tcp"]}
 
 
+def test_the_training_worker_shares_the_data_of_the_service_and_has_a_profile_of_its_own():
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]  # Compose 2 hides other profiles
+    trainer = services["trainer"]
+    assert (trainer["profiles"], trainer["command"], trainer["build"]["target"]) == (
+        ["train"],
+        ["train-worker"],
+        "train",
+    )
+    assert trainer["read_only"]
+    assert trainer["cap_drop"] == ["ALL"]
+    assert set(trainer["volumes"]) <= set(services["service"]["volumes"])
+    environment = dict(entry.partition("=")[::2] for entry in trainer["environment"])
+    assert environment["HYPERSCENE_DATA"] == "/data"
+    assert set(environment) <= VARIABLES | {CACHE_VARIABLE}
+
+
 @pytest.mark.containers
 def test_grafana_is_not_started_without_a_password(compose):
     done = compose(CPU, GRAFANA_PASSWORD="")
