@@ -18,6 +18,7 @@ import httpx
 from tests.lifetimes import ends_with_parent
 
 START_S = 60
+NO_TRAINING = {"HYPERSCENE_TRAIN_WORKERS": "0"}  # most tests need no such process
 PROGRAM = str(Path(sys.executable).with_name("hyperscene"))
 
 
@@ -38,7 +39,7 @@ class RunningServer:
         command = [*within, PROGRAM, "serve", "--port", "0", "--data", str(data)]
         self.process = subprocess.Popen(
             [*command, *map(str, options)], stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=cwd,
-            env=os.environ | environment, preexec_fn=ends_with_parent(accepts_ctrl_c=True),
+            env=NO_TRAINING | os.environ | environment, preexec_fn=ends_with_parent(accepts_ctrl_c=True),
         )  # fmt: skip
         line = self.process.stdout.readline()
         found = re.search(r"http://\S+", line)

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from hyperscene.model.bundle import FORMAT_VERSION, MANIFEST_KEY, BundleRefused, load_bundle
-from hyperscene.model.onnx_file import read_onnx
+from hyperscene.model.onnx_file import has_external_data, read_onnx
 from tests.bundles import describe, pixel_graph, write_bundle, write_with
 
 
@@ -184,3 +184,14 @@ def test_a_deeply_nested_manifest_is_refused(tmp_path):
     onnx.save(graph, path)
     with pytest.raises(BundleRefused, match="was edited and cannot be read: export the bundle again"):
         load_bundle(path)
+
+
+def test_a_file_whose_weights_are_in_another_file_is_found(tmp_path):
+    whole = pixel_graph()
+    assert not has_external_data(whole.SerializeToString())
+    onnx.save(pixel_graph(), tmp_path / "b.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    assert has_external_data((tmp_path / "b.onnx").read_bytes())
+    inside = onnx.load(tmp_path / "b.onnx", load_external_data=False).graph.initializer[0]
+    node = onnx.helper.make_node("Constant", [], ["unused"], value=inside)
+    whole.graph.node.append(node)  # an engine follows attributes, too
+    assert has_external_data(whole.SerializeToString())

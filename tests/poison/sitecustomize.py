@@ -5,6 +5,7 @@ those of value HESITATION the first time only, until the file named by HESITATED
 CLUSTER_POISON is set: with `memory`, `engine` or `task` they fail at slow pixels, with `without NAME` they refuse the
 bundle NAME. With CRASH_AFTER_CLAIM=FILE a worker kills itself right after it claimed a job, as often as the number in
 that file says; with CRASH_AT_OPENING whenever it opens a scene.
+With NO_TORCH, torch is not installed.
 """
 
 import os
@@ -35,6 +36,18 @@ if "hyperscene.service.jobs.worker" in sys.orig_argv or "CLUSTER_POISON" in os.e
         return probabilities(self, cube, centers)
 
     CpuEngine.probabilities = crash_on_poison
+
+if "NO_TORCH" in os.environ:
+
+    class NoTorch:
+        """An import hook under which torch is not installed."""
+
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name.partition(".")[0] == "torch":
+                raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    sys.meta_path.insert(0, NoTorch())
 
 if "CRASH_AFTER_CLAIM" in os.environ:
     from hyperscene.service.jobs.store import Store

@@ -232,7 +232,18 @@ def responses(server, run):
 
 @pytest.fixture
 def options(bundle_folder):
-    return ("--bundles", bundle_folder, "--model", "pixel", "--device", "cpu", "--upload-idle-s", 2)
+    return (
+        "--bundles",
+        bundle_folder,
+        "--model",
+        "pixel",
+        "--device",
+        "cpu",
+        "--upload-idle-s",
+        2,
+        "--train-workers",
+        1,
+    )
 
 
 @pytest.mark.slow
