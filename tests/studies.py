@@ -33,7 +33,7 @@ OFFSETS = {
     "cosine": 0.3, "scaled_dot_product": 0.9, "dot_product": 3.5, "additive": -0.2, "self_attention": 0.4,
     "mixed_cosine_squared": -0.4, "cross_scaled_dot_product": 1.6, "cross_cosine_squared": 1.2, "cross_cosine": 1.4,
     "cross_additive": 5.0, "logistic_regression": 9.0, "tuned_regression": 8.5, "random_forest": 14.0, "svm": 7.0,
-    "cnn_3d": 4.0,
+    "tuned_svm": 6.0, "shrinkage_lda": 7.5, "cnn_3d": 4.0,
     "normalise_none": 1.6, "patch_8": 2.5, "noise_30": 0.4, "noise_20": 3.0, "noise_10": 12.0, "depth_2": 0.8,
 }  # fmt: skip
 SCORED_PIXELS = 4000

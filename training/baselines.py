@@ -8,6 +8,7 @@ of 3 x 3 reduce a patch of 7 x 7 pixels to one, and a linear layer predicts the 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, KFold
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -31,21 +34,55 @@ from hyperscene.training.fit.compute import CPU_DEVICE, keep_freed_memory
 BASELINES = {
     "logistic_regression": "logistic regression",
     "tuned_regression": "logistic regression, tuned",
+    "shrinkage_lda": "shrinkage LDA",
     "random_forest": "random forest",
     "svm": "SVM",
+    "tuned_svm": "SVM, tuned",
     "cnn_3d": "3-D CNN",
 }
 CNN = "cnn_3d"
-TUNED_C = (0.1, 1.0, 10.0, 100.0)  # candidates for cross-validation on the training pixels
+# Candidates for cross-validation on the training pixels.
+TUNED_C = (0.1, 1.0, 10.0, 100.0)
+SVM_CANDIDATES = [
+    {"kernel": ["linear"], "C": [0.01, 0.1, 1.0, 10.0]},
+    {"kernel": ["rbf"], "C": [1.0, 10.0, 100.0, 1000.0], "gamma": [1e-4, 1e-3, 1e-2, 1e-1]},
+]
 TUNING_FOLDS = 3
+
+
+class ShrinkageLda:
+    """Linear discriminant analysis with Ledoit-Wolf shrinkage; nearest neighbour with one pixel for each class."""
+
+    def __init__(self) -> None:
+        self._fitted: Any = None
+
+    def fit(self, spectra: NDArray[np.float32], classes: NDArray[np.integer]) -> ShrinkageLda:
+        has_spread = len(classes) > len(np.unique(classes))
+        classifier = (
+            LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto") if has_spread else KNeighborsClassifier(1)
+        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Only one sample available", UserWarning)  # a class of one pixel
+            self._fitted = classifier.fit(spectra.astype(np.float64), classes)
+        return self
+
+    def predict(self, spectra: NDArray[np.float32]) -> NDArray[np.integer]:
+        found: NDArray[np.integer] = self._fitted.predict(spectra.astype(np.float64))
+        return found
+
+
 SPECTRAL_CLASSIFIERS: dict[str, Callable[[int], Any]] = {
     "random_forest": lambda seed: RandomForestClassifier(500, random_state=seed),
     "svm": lambda _: SVC(C=100.0),
+    "tuned_svm": lambda seed: _tuned(SVC(), SVM_CANDIDATES, seed),
+    "shrinkage_lda": lambda _: ShrinkageLda(),
     "logistic_regression": lambda _: LogisticRegression(max_iter=5000),
-    "tuned_regression": lambda seed: GridSearchCV(
-        LogisticRegression(max_iter=5000), {"C": TUNED_C}, cv=KFold(TUNING_FOLDS, shuffle=True, random_state=seed)
-    ),
+    "tuned_regression": lambda seed: _tuned(LogisticRegression(max_iter=5000), {"C": TUNED_C}, seed),
 }
+
+
+def _tuned(classifier: Any, candidates: Any, seed: int) -> GridSearchCV:
+    return GridSearchCV(classifier, candidates, cv=KFold(TUNING_FOLDS, shuffle=True, random_state=seed))
 
 
 def score_baselines(scene: LabelledScene, train: Pixels, test: Pixels, seed: int) -> dict[str, Scores]:

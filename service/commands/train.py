@@ -59,7 +59,7 @@ def _add_fit_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=int, help="(%(default)s)")
     group.add_argument("--device", choices=("auto", "cpu", "cuda"), help="(%(default)s)")
     group.add_argument("--precision", choices=CHOICES, help="auto: the fastest that works here (%(default)s)")
-    group.add_argument("--baselines", action="store_true", help="score a random forest, an SVM and a regression too")
+    group.add_argument("--baselines", action="store_true", help="score SVM, LDA and other classifiers too")
     group.add_argument("--resume", action="store_true", help="continue from the checkpoint beside the output")
 
 

@@ -1,11 +1,11 @@
-"""The 3-D CNN learns, repeats itself, and looks at the patch round each pixel."""
+"""Spectral classifiers accept few labels; the 3-D CNN learns, repeats itself, and sees patches round pixels."""
 
 import numpy as np
 import pytest
 import torch
 
 from hyperscene.training import baselines
-from hyperscene.training.baselines import ConvNet, fit_cnn, predict_cnn
+from hyperscene.training.baselines import SPECTRAL_CLASSIFIERS, ConvNet, fit_cnn, predict_baseline, predict_cnn
 from hyperscene.training.data.splits import split_labels
 from tests import scenes
 
@@ -17,6 +17,23 @@ SPLIT = split_labels(SCENE.labels, "random", 0.1, 0.0, 0, 8)
 def a_short_fit(monkeypatch):
     monkeypatch.setattr(baselines, "STEPS", 40)
     monkeypatch.setattr(baselines, "MIN_EPOCHS", 1)
+
+
+@pytest.mark.parametrize("name", ["shrinkage_lda", "tuned_svm", "tuned_regression"])
+def test_a_classifier_of_single_spectra_learns_a_scene(name):
+    found = predict_baseline(name, SCENE, SPLIT.train, SPLIT.test, 0)
+    assert (found == SCENE.labels[tuple(SPLIT.test.T)]).mean() > 0.9
+
+
+@pytest.mark.parametrize("of_second", [1, 4])
+def test_shrinkage_lda_accepts_classes_of_one_pixel(of_second):
+    of_class = [np.argwhere(SCENE.labels == value) for value in range(1, 5)]
+    train = np.concatenate([of_class[0][:1], of_class[1][:of_second], of_class[2][:1], of_class[3][:1]])
+    found = SPECTRAL_CLASSIFIERS["shrinkage_lda"](0).fit(
+        SCENE.standardised(tuple(train.T)), SCENE.labels[tuple(train.T)]
+    )
+    predicted = found.predict(SCENE.standardised(tuple(SPLIT.test.T)))
+    assert (predicted == SCENE.labels[tuple(SPLIT.test.T)]).mean() > 0.6
 
 
 def test_the_cnn_learns_a_scene():
