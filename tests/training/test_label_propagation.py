@@ -9,7 +9,8 @@ from numpy.testing import assert_allclose
 
 from hyperscene.training.data.splits import Split, split_labels
 from hyperscene.training.fit import base_classifiers, label_propagation, propagation_settings
-from hyperscene.training.fit.base_classifiers import fit_base_classifiers, mean_probabilities
+from hyperscene.training.fit.base_classifiers import fit_base_classifiers
+from hyperscene.training.fit.ensembles import RESAMPLES, Ensemble, fit_ensemble, weigh
 from hyperscene.training.fit.label_propagation import PropagationCache, propagate_labels
 from hyperscene.training.fit.pixel_graph import PixelGraph
 from hyperscene.training.fit.propagation_settings import FIDELITY_WEIGHTS, class_weights
@@ -42,8 +43,8 @@ def noisy_scene(noise: float, seed: int = 0, mixed: bool = False):
 
 
 def by_spectra(features, indices, classes) -> np.ndarray:
-    """Mean probabilities of the two base classifiers, fitted to these labels."""
-    return mean_probabilities(fit_base_classifiers([features], indices, classes), (1.0, 1.0), 4)
+    """Mean probabilities of the base classifiers, fitted to these labels."""
+    return Ensemble.uncalibrated().predict(fit_base_classifiers([features], indices, classes), 4)
 
 
 def accuracy(probabilities, scene, pixels) -> float:
@@ -71,24 +72,58 @@ def test_spectra_dominate_where_pixels_differ_from_their_neighbours():
     assert "spectra" in str(found.settings)
 
 
-def test_an_overconfident_classifier_does_not_dominate_the_mean(monkeypatch):
+def test_classifiers_that_are_wrong_count_little(monkeypatch):
     scene = noisy_scene(0.7, mixed=True)
     split = split_labels(scene.labels, "random", 0.05, 0.0, 0, 5)
     fit_lda = base_classifiers.shrinkage_lda
 
-    def overconfident(components, classes):
-        weights, offsets = fit_lda(components, np.random.default_rng(0).permutation(classes))
+    def misled(features, classes, is_scaled=False):
+        weights, offsets = fit_lda(features, np.random.default_rng(0).permutation(classes))
         return 10 * weights, 10 * offsets
 
-    monkeypatch.setattr(base_classifiers, "shrinkage_lda", overconfident)
+    monkeypatch.setattr(base_classifiers, "shrinkage_lda", misled)
     found = propagate_labels(scene, split, 0)
-    regression, discriminant = found.settings.base_temperatures
-    assert discriminant > 3 * regression
-    assert regression * discriminant == pytest.approx(1)
-    assert found.settings.record()["base_temperatures"] == [round(regression, 4), round(discriminant, 4)]
+    ensemble = found.settings.ensemble
+    assert ensemble.weights[0] > 0.9
+    assert sum(ensemble.weights) == pytest.approx(1)
+    assert min(ensemble.temperatures[1:]) > 3 * ensemble.temperatures[0]
+    assert found.settings.record()["base_weights"] == [round(weight, 4) for weight in ensemble.weights]
+    assert found.settings.record()["base_temperatures"] == [round(each, 4) for each in ensemble.temperatures]
     indices = np.ravel_multi_index(tuple(split.train.T), (ROWS, COLS))
     uncalibrated = by_spectra(SpectralFeatures.of(scene), indices, scene.labels.ravel()[indices].astype(int) - 1)
     assert accuracy(found.probabilities, scene, split.test) > accuracy(uncalibrated, scene, split.test) + 0.05
+
+
+def scores_of(truth: np.ndarray, correct: float, scale: float, seed: int) -> np.ndarray:
+    """Scores of a classifier that is right about so many pixels, with the same confidence about all."""
+    generator = np.random.default_rng(seed)
+    chosen = np.where(generator.random(len(truth)) < correct, truth, (truth + 1) % 3)
+    return (scale * np.eye(3)[chosen]).astype(np.float32)
+
+
+def test_the_more_accurate_classifier_counts_more_and_more_labels_make_that_surer():
+    weights = []
+    for count in (60, 600):
+        truth = np.random.default_rng(0).integers(0, 3, count)
+        scores = [scores_of(truth, 0.9, 3.0, 1), scores_of(truth, 0.8, 300.0, 2)]
+        found = fit_ensemble(scores, truth, np.arange(count), np.random.default_rng(0))
+        assert found.temperatures[1] > 50 * found.temperatures[0]  # far too sure of itself
+        weights.append(found.weights[0])
+    assert 0.5 < weights[0] < weights[1]
+    assert weights[1] > 0.9
+
+
+def test_classifiers_count_equally_where_too_few_labels_could_be_held_out():
+    truth = np.arange(20) % 3
+    scores = [scores_of(truth, 1.0, 3.0, 1), scores_of(truth, 0.3, 3.0, 2)]
+    assert fit_ensemble(scores, truth, np.arange(20), np.random.default_rng(0)) == Ensemble.uncalibrated(2)
+
+
+def test_a_label_that_is_held_out_twice_is_one_observation():
+    losses = np.random.default_rng(0).random((100, 3))
+    once = weigh(losses, np.arange(100), np.random.default_rng(1))
+    twice = weigh(np.concatenate([losses, losses]), np.tile(np.arange(100), 2), np.random.default_rng(1))
+    assert_allclose(once, twice, atol=1 / RESAMPLES)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -112,17 +147,18 @@ def test_neighbours_that_hardly_help_near_the_labels_are_not_used_far_from_them(
     without = propagate_labels(scene, split, seed)
     assert math.isfinite(without.settings.fidelity_weight)
     reached = [accuracy(found.probabilities, scene, split.test) for found in (careful, without)]
-    assert reached[0] > reached[1] + 0.01
+    assert reached[0] > reached[1]
 
 
-def test_balanced_labels_are_weighted_by_the_expected_shares_of_the_classes():
-    """Two classes in fields and two mixed pixel by pixel, equally many labels: the test pixels decide."""
+def test_balanced_labels_are_weighted_by_the_expected_shares_of_the_classes(monkeypatch):
+    """Two classes alike in fields, two different ones mixed pixel by pixel: the test pixels decide."""
+    monkeypatch.setattr(propagation_settings, "STANDARD_ERRORS", 0.0)
     generator = np.random.default_rng(0)
     scene = noisy_scene(1.2)
     fields, mixed = scene.labels.copy(), noisy_scene(1.2, mixed=True).labels
     left = np.arange(COLS) < COLS // 2
     labels = np.where(left, np.where(fields <= 2, 1, 2), np.where(mixed <= 2, 3, 4)).astype(np.uint16)
-    spectra = generator.normal(size=(4, BANDS))
+    spectra = generator.normal(size=(4, BANDS)) * [[0.3], [0.3], [1.5], [1.5]]
     cube = (spectra[labels - 1] + generator.normal(size=(ROWS, COLS, BANDS)) * 1.2).astype(np.float32)
     scene = replace(scene, cube=cube, labels=labels)
     train = np.concatenate([generator.permutation(np.argwhere(labels == value))[:25] for value in range(1, 5)])
@@ -132,6 +168,20 @@ def test_balanced_labels_are_weighted_by_the_expected_shares_of_the_classes():
         for name, test in tests.items()
     }
     assert chosen["fields"] < chosen["mixed"]
+
+
+@pytest.mark.parametrize(("labels", "chosen"), [(20, 4), (2000, 2)])
+def test_a_lower_fidelity_weight_is_used_unless_its_loss_is_higher_beyond_noise(labels, chosen):
+    means = np.array([1.0, 0.9, 0.5, 0.55, 0.6, 0.7, 0.75])  # of each fidelity weight, from spectra only downwards
+    noise = np.random.default_rng(0).normal(size=(labels, len(means)))
+    losses = means + (noise - noise.mean(axis=0)) * 0.6
+    assert propagation_settings._best(losses, is_too_near=False) == chosen
+
+
+def test_neighbours_must_help_by_a_tenth_where_labels_cannot_be_held_out_far_enough():
+    for gain, chosen in ((0.08, 0), (0.12, 6)):
+        losses = np.tile(np.r_[1.0, np.full(6, 1 - gain)], (50, 1))
+        assert propagation_settings._best(losses, is_too_near=True) == chosen
 
 
 def test_unbalanced_labels_keep_their_own_proportions():

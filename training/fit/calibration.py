@@ -21,13 +21,15 @@ DIAGRAM_WIDTH = 40
 BINS = 15  # of confidence, all of the same width, as in Guo et al. (2017)
 
 
-def fit_temperature(logits: NDArray[np.float32], truth: NDArray[np.integer], lowest: float = LOWEST) -> float:
+def fit_temperature(
+    logits: NDArray[np.float32], truth: NDArray[np.integer], lowest: float = LOWEST, highest: float = HIGHEST
+) -> float:
     """The temperature of logits (n, classes) under which the classes 0..K-1 are most likely; 1 for too few pixels."""
     if len(truth) < FEWEST_PIXELS:
         return 1.0
     found = minimize_scalar(
         lambda exponent: negative_log_likelihood(logits, truth, math.exp(exponent)),
-        bounds=(math.log(lowest), math.log(HIGHEST)),
+        bounds=(math.log(lowest), math.log(highest)),
         method="bounded",
     )
     return math.exp(found.x)
@@ -44,15 +46,16 @@ def fit_temperature_to(logits: NDArray[np.float32], targets: NDArray[np.float32]
     return math.exp(found.x)
 
 
-def negative_log_likelihood(
-    logits: NDArray[np.float32],
-    truth: NDArray[np.integer],
-    temperature: float,
-    weights: NDArray[np.floating] | None = None,
-) -> float:
-    """Mean negative log-likelihood of the classes 0..K-1, weighted or not."""
+def negative_log_likelihood(logits: NDArray[np.float32], truth: NDArray[np.integer], temperature: float) -> float:
+    """Mean negative log-likelihood of the classes 0..K-1."""
+    return float(pixel_losses(logits, truth, temperature).mean())
+
+
+def pixel_losses(logits: NDArray[np.float32], truth: NDArray[np.integer], temperature: float) -> NDArray[np.float64]:
+    """The negative log-likelihood of each pixel's class 0..K-1."""
     log_probabilities = log_softmax(logits.astype(np.float64) / temperature, axis=1)
-    return -float(np.average(log_probabilities[np.arange(len(truth)), truth], weights=weights))
+    losses: NDArray[np.float64] = -log_probabilities[np.arange(len(truth)), truth]
+    return losses
 
 
 def reliability_bins(confidence: NDArray[np.floating], is_right: NDArray[np.bool_], bins: int = BINS) -> Bins:

@@ -6,9 +6,10 @@ knowledge in a neural network", arXiv:1503.02531, 2015):
 
 1. `spectral_features`: minimum noise fraction (MNF) components of the spectra;
 2. `base_classifiers`: logistic regression and shrinkage LDA of single spectra;
-3. `pixel_graph`: label propagation along the graph of similar neighbours (random walker with priors);
-4. `propagation_settings`: their settings, by cross-validation inside the training labels;
-5. `cross_validation`: how accurate the result is, if no labels were set aside for testing.
+3. `ensembles`: their weighted mean;
+4. `pixel_graph`: label propagation along the graph of similar neighbours (random walker with priors);
+5. `propagation_settings`: their settings, by cross-validation inside the training labels;
+6. `cross_validation`: how accurate the result is, if no labels were set aside for testing.
 """
 
 from __future__ import annotations
@@ -24,12 +25,11 @@ from hyperscene.training.data.splits import Split
 from hyperscene.training.fit.base_classifiers import (
     CLASSIFIERS_PER_FEATURES,
     fit_base_classifiers,
-    mean_probabilities,
 )
 from hyperscene.training.fit.cross_validation import CrossValidation, cross_validate
+from hyperscene.training.fit.ensembles import Ensemble
 from hyperscene.training.fit.pixel_graph import PixelGraph, Probabilities
 from hyperscene.training.fit.propagation_settings import (
-    UNCALIBRATED,
     LabelledPixels,
     PropagationSettings,
     choose_settings,
@@ -63,18 +63,17 @@ def propagate_labels(scene: LabelledScene, split: Split, seed: int) -> PseudoLab
     has_few_labels = len(labels) < FEW_LABELS * len(np.unique(labels.classes))
     features = [spectra, spectra.smoothed(graph)] if has_few_labels else [spectra]
     classifiers = fit_base_classifiers(features, labels.indices, labels.classes)
-    uncalibrated = mean_probabilities(classifiers[:CLASSIFIERS_PER_FEATURES], UNCALIBRATED, class_count)
+    uncalibrated = Ensemble.uncalibrated().predict(classifiers, class_count)
     class_shares = _class_shares(uncalibrated, scene, split)
     targets = scene.places(split.test if len(split.test) else np.argwhere(scene.typical))
     settings = choose_settings(features, graph, labels, targets, class_shares, seed)
-    temperatures = settings.base_temperatures  # two, or four with smoothed spectra
-    prior = mean_probabilities(classifiers[: len(temperatures)], temperatures, class_count)
+    prior = settings.ensemble.predict(classifiers, class_count)
     probabilities = graph.propagate(prior, labels.indices, labels.classes, settings.fidelity_weight)
     validation = None
     if not len(split.test):
         clusters = scene.clusters.ravel()[labels.indices]
         validation = cross_validate(
-            features[: len(temperatures) // CLASSIFIERS_PER_FEATURES],
+            features[: len(settings.ensemble) // CLASSIFIERS_PER_FEATURES],
             graph,
             labels,
             clusters,
