@@ -18,7 +18,8 @@ from hyperscene.service.mapping.applicability import decode
 from hyperscene.training.data.datasets import LabelledFiles, LabelledScene, load_labelled_scene
 from hyperscene.training.data.splits import Split, split_labels
 from hyperscene.training.fit.applicability import averaged_components, fit_applicability
-from hyperscene.training.fit.base_classifiers import fit_base_classifiers, mean_probabilities
+from hyperscene.training.fit.base_classifiers import fit_base_classifiers
+from hyperscene.training.fit.ensembles import Ensemble
 from hyperscene.training.fit.spectral_features import SpectralFeatures
 
 WAYS = ("applicability", "the same, pixel by pixel", "largest probability", "spectral angle")
@@ -48,7 +49,7 @@ def scores_without(scene: LabelledScene, split: Split, features: SpectralFeature
     flat, tested_flat = (np.ravel_multi_index(index, scene.valid.shape) for index in (train, tested))
     numbers = scene.labels[train].astype(np.int64) - 1
     classifiers = fit_base_classifiers([features], flat, numbers)
-    largest = mean_probabilities(classifiers, (1.0, 1.0), len(scene.legend))[tested_flat].max(axis=1)
+    largest = Ensemble((1.0, 1.0), (0.5, 0.5)).predict(classifiers, len(scene.legend))[tested_flat].max(axis=1)
     spectra = scene.cube / np.maximum(np.linalg.norm(scene.cube, axis=-1, keepdims=True), 1e-9)
     means = np.stack([spectra[train][numbers == number].mean(axis=0) for number in np.unique(numbers)])
     means /= np.linalg.norm(means, axis=1, keepdims=True)
