@@ -48,6 +48,7 @@ class Work:
 
 WORKS = (
     Work("small", 96, 64, 18),
+    Work("medium", 600, 100, 22),
     Work("large", 1_000, 224, 33),
     Work("huge", 10_000, 224, 111, is_sparse=True),
 )

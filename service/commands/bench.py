@@ -61,7 +61,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_training_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--works", default="small", metavar="NAMES", help="synthetic scenes: small, large, huge, or '' (%(default)s)"
+        "--works",
+        default="small",
+        metavar="NAMES",
+        help="synthetic scenes: small, medium, large, huge, or '' (%(default)s)",
     )
     group.add_argument("--seeds", type=int, default=1, metavar="N", help="trainings of each (%(default)s)")
     group.add_argument("--scene", type=Path, metavar="S", help="measure a training on this scene too")

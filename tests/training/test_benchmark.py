@@ -35,7 +35,7 @@ def test_the_table_has_a_line_for_each_work_with_the_share_of_each_stage():
 
 
 def test_unknown_works_and_half_of_the_files_are_refused(tmp_path):
-    assert "--works has no 'tiny': choose from small, large, huge" in refusal(
+    assert "--works has no 'tiny': choose from small, medium, large, huge" in refusal(
         run_here("bench", "train", "--works", "tiny")
     )
     assert "--scene and --labels go together" in refusal(run_here("bench", "train", "--scene", tmp_path / "s.tif"))
