@@ -56,6 +56,7 @@ function makeForm(section, id, signal) {
       chosen.textContent = `${file.name}, ${bytes(file.size)}`;
       status.replaceChildren(problemBox(found.message));
       if (!field) classes.replaceChildren();
+      for (const outdated of classes.querySelectorAll("h2, table, button")) outdated.remove(); // of another field
       return;
     }
     state.found = found;
