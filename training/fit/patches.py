@@ -14,7 +14,7 @@ from hyperscene.training.data.splits import Pixels
 from hyperscene.training.fit.recipes import Recipe
 
 # Attention matrices of 4 whole patches per core (4 x 4 heads x 256 x 256 floats) stay in a 32 MB L3 cache; those of 64
-# do not. A batch of `strong` makes two micro-batches, one per core. With four of half the size, a step takes 1.4 times
+# do not. A batch of `strong` makes two micro-batches, one per core. With four of half the size, a step takes 1.3 times
 # the processor time (AMD EPYC, 2 cores).
 CPU_TOKENS_AT_ONCE = 4 * 256
 CUDA_PREDICT_BATCH = 256
