@@ -41,7 +41,7 @@ export function makeTrainPanel(scene, store, signal) {
 /** Links to the maps of this scene, the newest first. */
 async function showMaps(id, box, signal) {
   const { jobs } = await documentOf("jobs?limit=100", { signal });
-  const own = jobs.filter((job) => job.scene_id === id && job.status === "successful");
+  const own = jobs.filter((job) => job.scene_id === id && job.processID === "classify-scene" && job.status === "successful");
   if (own.length) box.append(make("p", { class: "quiet" }, "Maps of this scene:"), make("ul", {}, own.map((job) => make("li", {}, make("a", { href: `#/jobs/${job.jobID}` }, `${job.model}, ${dateTime(job.created)}`)))));
 }
 
