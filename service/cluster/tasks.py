@@ -22,7 +22,7 @@ from hyperscene.lru import LruCache
 from hyperscene.model.bundle import FORMAT_VERSION, Bundle, BundleRefused, parse_bundle
 from hyperscene.service.mapping.band_view import PixelRows
 from hyperscene.service.mapping.classify import LocalClassifier, Run, StripInput
-from hyperscene.service.mapping.devices import Device, Precision
+from hyperscene.service.mapping.devices import Device, UsedPrecision
 from hyperscene.service.mapping.engines import Engine, choose_engine
 from hyperscene.service.mapping.lattice import Plan, Strip
 from hyperscene.service.mapping.prefetch import Cancelled, StageClock, Stop
@@ -39,7 +39,7 @@ class EngineOptions:
     device: Device = "auto"
     threads: int = 0
     batch: int = 0
-    precision: Precision = "auto"
+    precision: UsedPrecision = "float32"  # the same on all workers: a map is made by many
 
     def to_variable(self) -> dict[str, str]:
         """As an environment variable for the worker's process."""

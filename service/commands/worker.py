@@ -53,9 +53,11 @@ def run(options: argparse.Namespace) -> int:
     os.umask(0o077)  # files of the cluster's library are closed to other users
     set_up_logs(options.log_level)
     # A device that fails the demo bundle's check is refused here, before it joins.
-    engine_options = EngineOptions(options.device, options.threads, options.batch, options.precision)
+    # Each worker would choose by its own speed, and a map by several workers would have two precisions.
+    precision = "float32" if options.precision == "auto" else options.precision
+    engine_options = EngineOptions(options.device, options.threads, options.batch, precision)
     demo = read_bundle(DEMO_BUNDLE)
-    engine, left_out = choose_engine(demo, options.device, options.threads, options.batch, options.precision)
+    engine, left_out = choose_engine(demo, options.device, options.threads, options.batch, precision)
     for reason in left_out:
         log.warning("%s", reason)
     address = (options.name, options.host, options.port)

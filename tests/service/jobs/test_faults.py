@@ -15,6 +15,12 @@ import httpx
 import numpy as np
 import pytest
 
+from hyperscene.model.bundle import DEMO_BUNDLE, load_bundle
+from hyperscene.service.mapping.engines import make_engine
+from hyperscene.service.mapping.fused_engine import kernel_for
+from hyperscene.service.mapping.options import MapOptions
+from hyperscene.service.mapping.pipeline import map_scene
+from hyperscene.service.mapping.scenes import open_scene
 from hyperscene.training.data.synthetic import SyntheticScene, write_scene
 from tests.command_line import refusal, run
 from tests.faults import Attack, processes_of, undisturbed
@@ -163,6 +169,25 @@ def test_a_job_resumes_from_its_strips_after_sigterm(tmp_path, long_scene):
         expected = undisturbed(long_scene, tmp_path / "undisturbed")
         for name, content in expected.items():
             assert server.client.get(f"/jobs/{job}/results/{name}").content == content, name
+
+
+@pytest.mark.skipif(kernel_for("bfloat16") is None, reason="no fused kernel in bfloat16 here")
+def test_a_job_that_is_continued_in_another_precision_has_one_precision_only(tmp_path):
+    scene, folder = tmp_path / "scene.tif", tmp_path / "bfloat16"
+    write_scene(SyntheticScene(rows=512, cols=128, seed=4), scene, None)
+    options = ("--device", "fused", "--strip-px", 16)
+    with running_server(tmp_path / "data", *options, "--precision", "float32") as server:
+        job = server.submit(scene)
+        wait_for(lambda: list((server.data / "jobs" / job / "strips").rglob("*.npz")))
+        assert server.stop() == 0
+    with running_server(tmp_path / "data", *options, "--precision", "bfloat16") as server:
+        done = server.finished(job)
+        assert (done["status"], done["resumes"]) == ("successful", 1)
+        found = server.client.get(f"/jobs/{job}/results/probabilities.tif").content
+    bundle = load_bundle(DEMO_BUNDLE)
+    engine = make_engine(bundle, "fused", 2, precision="bfloat16")
+    map_scene(open_scene(scene), bundle, engine, folder, MapOptions())
+    assert found == (folder / "probabilities.tif").read_bytes()
 
 
 def write_one_chunk(path):
