@@ -16,6 +16,7 @@ from hyperscene.service.cluster.tasks import EngineOptions
 from hyperscene.service.cluster.worker_main import WorkerConfig, run_worker
 from hyperscene.service.commands.options import add_engine_options
 from hyperscene.service.logs import set_up_logs
+from hyperscene.service.mapping.devices import UsedPrecision
 from hyperscene.service.mapping.engines import choose_engine
 from hyperscene.service.mapping.gpu import PROVIDERS
 from hyperscene.service.settings import check_scheduler
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     set_up_logs(options.log_level)
     # A device that fails the demo bundle's check is refused here, before it joins.
     # Each worker would choose by its own speed, and a map by several workers would have two precisions.
-    precision = "float32" if options.precision == "auto" else options.precision
+    precision: UsedPrecision = "float32" if options.precision == "auto" else options.precision
     engine_options = EngineOptions(options.device, options.threads, options.batch, precision)
     demo = read_bundle(DEMO_BUNDLE)
     engine, left_out = choose_engine(demo, options.device, options.threads, options.batch, precision)

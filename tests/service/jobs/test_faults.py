@@ -177,7 +177,7 @@ def test_a_job_that_is_continued_in_another_precision_has_one_precision_only(tmp
     write_scene(SyntheticScene(rows=512, cols=128, seed=4), scene, None)
     options = ("--device", "fused", "--strip-px", 16)
     with running_server(tmp_path / "data", *options, "--precision", "float32") as server:
-        job = server.submit(scene)
+        job = server.submit(scene, probability_type="float32")
         wait_for(lambda: list((server.data / "jobs" / job / "strips").rglob("*.npz")))
         assert server.stop() == 0
     with running_server(tmp_path / "data", *options, "--precision", "bfloat16") as server:
@@ -186,7 +186,7 @@ def test_a_job_that_is_continued_in_another_precision_has_one_precision_only(tmp
         found = server.client.get(f"/jobs/{job}/results/probabilities.tif").content
     bundle = load_bundle(DEMO_BUNDLE)
     engine = make_engine(bundle, "fused", 2, precision="bfloat16")
-    map_scene(open_scene(scene), bundle, engine, folder, MapOptions())
+    map_scene(open_scene(scene), bundle, engine, folder, MapOptions(probability_type="float32"))
     assert found == (folder / "probabilities.tif").read_bytes()
 
 
