@@ -37,7 +37,6 @@ from hyperscene.service.jobs.job_progress import JobProgress
 from hyperscene.service.jobs.records import JobRecord, Kind, WorkerRecord
 from hyperscene.service.jobs.store import MAX_CRASHES, Store
 from hyperscene.service.mapping.classify import MapProgress, RunControl, WorkersLost
-from hyperscene.service.mapping.devices import precision_of
 from hyperscene.service.mapping.options import MapOptions
 from hyperscene.service.mapping.pipeline import map_scene
 from hyperscene.service.mapping.prefetch import Cancelled, Stop
@@ -200,12 +199,7 @@ class Worker:
         for leftover in settings.job_folder(job.id).glob("attempt-*"):  # of a worker that was killed
             rmtree(leftover, ignore_errors=True)
         self._progress = JobProgress(job.progress)
-        # Precisions have bytes of their own: a map is not continued in another one.
-        strips = settings.strips_folder(job.id) / precision_of(engine.provider)
-        try:
-            strips.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise write_error(error) from error
+        strips = settings.strips_folder(job.id)
         control = RunControl(self._progress.report, self._cancelled, strips, in_flight.record)
         self._rewrite(scene, work, stop)
         named = replace(scene, name=job.scene_name)
