@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from hyperscene.errors import BandsMissing
-from hyperscene.model.bundle import load_bundle
+from hyperscene.model.bundle import DEMO_BUNDLE, load_bundle, read_bundle
 from hyperscene.service.mapping import scenes
-from hyperscene.service.mapping.band_view import sample_pixels, unit_warning, view_scene
+from hyperscene.service.mapping.band_view import match_manifest, sample_pixels, unit_warning, view_scene
 from hyperscene.service.mapping.prefetch import Cancelled, Stop
 from hyperscene.service.mapping.scenes import open_scene
 from tests.bundles import describe, pixel_graph, write_bundle
@@ -121,3 +121,24 @@ def test_a_sample_is_spread_over_the_scene_and_counts_valid_pixels(tmp_path, man
         spectra, share = sample_pixels(pixels, 200)
     assert share == pytest.approx(0.5, abs=0.1)
     assert (spectra == 0.5).all()
+
+
+# Ranges and spacings of sensors, and the windows in which their products have no usable bands, in nm.
+SENSORS = {
+    "EnMAP L2A": (np.r_[np.linspace(418, 901, 78), np.linspace(904, 2445, 130)], [(1342, 1460), (1781, 1967)]),
+    "EnMAP L1B": (np.r_[np.linspace(423, 901, 78), np.linspace(905, 1382, 44), np.linspace(1488, 2439, 86)], []),
+    "PRISMA": (np.r_[np.linspace(406, 960, 57), np.linspace(962, 2497, 170)], [(1340, 1450), (1800, 1950)]),
+    "EMIT": (np.linspace(381, 2493, 285), [(1320, 1440), (1770, 1970)]),
+    "NEON": (np.linspace(383, 2512, 426), [(1340, 1445), (1790, 1955)]),
+    "Tanager": (np.linspace(376, 2500, 426), [(1350, 1430), (1790, 1960)]),
+    "AVIRIS-NG": (np.linspace(377, 2500, 425), [(1350, 1430), (1800, 1950)]),
+}
+
+
+@pytest.mark.parametrize("sensor", SENSORS)
+def test_the_demo_bundle_fits_each_sensor_of_its_range_with_the_usual_gaps(sensor):
+    nm, windows = SENSORS[sensor]
+    for low, high in windows:
+        nm = nm[(nm < low) | (nm > high)]
+    match = match_manifest(nm, len(nm), read_bundle(DEMO_BUNDLE).manifest, np.full(len(nm), 9.0))
+    assert match.gaps == ()
