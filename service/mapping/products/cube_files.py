@@ -125,8 +125,9 @@ def _open_dataset(
         is_rewritten = row_bytes > CACHE_BYTES
         if is_rewritten:
             return bands, stack.enter_context(_rewritten(image, dataset, file, work, report))
-    file = stack.enter_context(open_hdf5(image.path, max(1 << 20, row_bytes + row_bytes // 8)))
-    return bands, _ArrayRows(file.dataset(dataset.name), dataset, image.path)
+    file = stack.enter_context(open_hdf5(image.path))
+    rows = file.cached_dataset(dataset.name, max(1 << 20, row_bytes + row_bytes // 8))
+    return bands, _ArrayRows(rows, dataset, image.path)
 
 
 def _stored_shape(image: CubeImage, dataset: CubeDataset) -> tuple[int, ...]:

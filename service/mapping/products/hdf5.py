@@ -24,6 +24,7 @@ MAGIC = b"\x89HDF\r\n\x1a\n"
 MAGIC_OFFSETS = (0, 512, 1024, 2048)
 FILTERS = {1, 2, 3, 4, 5, 6}  # deflate, shuffle, Fletcher 32, szip, n-bit, scale and offset: those of the library
 MAX_ATTRIBUTE_BYTES = 1 << 20
+SLOTS = 100_003  # of a cache: a prime, about a hundred for each chunk that fits
 MAX_LIST = 100_000  # values of a list of wavelengths or flags
 MAX_MEMBERS = 10_000  # of a group
 # h5py raises these for damaged files.
@@ -46,8 +47,7 @@ def open_hdf5(path: Path, cache_bytes: int = 1 << 20) -> Iterator[Hdf5File]:
     import h5py
 
     with hdf5_errors(path):
-        # Slots: a prime, about a hundred for each chunk that fits.
-        file = h5py.File(path, "r", rdcc_nbytes=cache_bytes, rdcc_nslots=100_003, locking=False)
+        file = h5py.File(path, "r", rdcc_nbytes=cache_bytes, rdcc_nslots=SLOTS, locking=False)
     with file:
         yield Hdf5File(path, file)
 
@@ -86,6 +86,16 @@ class Hdf5File:
                 f"{self.path.name} has no dataset {name}: it is not a complete product; copy it again"
             )
         return found
+
+    def cached_dataset(self, name: str, cache_bytes: int) -> h5py.Dataset:
+        """A dataset with a cache of its own for chunks; a file that is open twice keeps that of its first opening."""
+        import h5py
+        from h5py import h5d, h5p
+
+        self.dataset(name)  # checked, and closed again
+        access = h5p.create(h5p.DATASET_ACCESS)
+        access.set_chunk_cache(SLOTS, cache_bytes, 0.75)
+        return h5py.Dataset(h5d.open(self._file.id, name.encode(), access))
 
     def members(self, group: str) -> list[str]:
         """The names in a group; none if it does not exist."""
