@@ -37,7 +37,7 @@ def stroke(page: Page, row: int, col: int, reach: int = REACH) -> None:
 
 
 def try_it(page: Page, server: RunningServer) -> None:
-    scene = server.client.post("/scenes/demo").json()["id"]  # one for all tests of a server: without old labels
+    scene = server.client.post("/demo-scene").json()["id"]  # one for all tests of a server: without old labels
     labels = f"/scenes/{scene}/labels"
     etag = server.client.get(labels, params={"format": "json"}).headers["etag"]
     server.client.put(labels, json={"classes": []}, headers={"If-Match": etag}).raise_for_status()

@@ -78,7 +78,7 @@ async def _finished(service: Service, job_id: str, owner: str, base: str) -> Job
     summary="Draw a stratified random sample of a map",
     status_code=201,
     response_class=JsonResponse,
-    responses=answered(SAMPLE_EXAMPLE, 413, 507, success=201),
+    responses=answered(SAMPLE_EXAMPLE, 400, 408, 413, 507, success=201),
 )
 async def draw_sample(
     job_id: JobId, wanted: SampleRequest, service: ServiceDep, owner: OwnerDep, base: BaseDep
@@ -119,7 +119,7 @@ async def show_answers(
     "/jobs/{job_id}/sample/answers/{interpreter}/{number}",
     summary="Answer a point of the sample",
     response_class=JsonResponse,
-    responses=answered(PROGRESS_EXAMPLE, 413, 507),
+    responses=answered(PROGRESS_EXAMPLE, 400, 408, 413, 507),
 )
 async def answer_point(  # path, body and dependencies of one route
     job_id: JobId, interpreter: Interpreter, number: PointNumber, answer: AnswerRequest, service: ServiceDep,

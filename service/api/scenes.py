@@ -119,7 +119,7 @@ async def _created_response(scene: SceneRecord, service: Service, base: str) -> 
 
 
 @router.post(
-    "/scenes/demo",
+    "/demo-scene",
     summary="Make the demo scene",
     status_code=201,
     responses={

@@ -272,7 +272,7 @@ def _map_layers(summary: dict[str, Any]) -> list[Layer]:
                 f"probability-{entry['value']}", f"Probability of {entry['name']}", "share", "probabilities.tif",
                 entry["value"], colors | {"value": entry["value"]},
             )
-            for entry in legend[: len(legend) - bool(summary["settings"].get("unknown"))]
+            for entry in legend[: len(legend) - bool(summary.get("settings", {}).get("unknown"))]
         ),
     ]  # fmt: skip
 

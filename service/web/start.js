@@ -159,7 +159,7 @@ function makeTrial(model, signal) {
   const label = make("button", { type: "button" }, "Label the demo scene");
   label.addEventListener("click", async () => {
     try {
-      const scene = await documentOf("scenes/demo", { method: "POST", signal });
+      const scene = await documentOf("demo-scene", { method: "POST", signal });
       location.hash = `#/scenes/${scene.id}/label`;
     } catch (error) {
       if (error.name !== "AbortError") status.replaceChildren(problemBox(error.message));
@@ -170,7 +170,7 @@ function makeTrial(model, signal) {
 
 /** The id of a job that maps the demo scene: the one that exists already, or a new one. */
 async function mapDemoScene(model, signal) {
-  const scene = await documentOf("scenes/demo", { method: "POST", signal });
+  const scene = await documentOf("demo-scene", { method: "POST", signal });
   const { jobs } = await documentOf("jobs?limit=100&status=accepted&status=running&status=successful", { signal });
   const known = jobs.find((job) => job.scene_id === scene.id && job.model === model);
   if (known) return known.jobID;

@@ -250,7 +250,7 @@ def test_a_second_map_shows_the_same_place_in_another_layer(page, colored, mappe
 
 
 def test_another_map_of_the_scene_can_be_beside_and_no_map_of_others(page, colored, mapped, tif):
-    scene = colored.client.post("/scenes/demo").json()["id"]
+    scene = colored.client.post("/demo-scene").json()["id"]
     jobs = []
     for stride in (4, 8):
         execution = {"inputs": {"scene": {"href": f"/scenes/{scene}"}, "stride_px": stride}}

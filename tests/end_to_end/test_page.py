@@ -245,7 +245,7 @@ def test_the_demo_scene_is_mapped_at_once_and_once_only(page, slow_server):
         page.wait_for_url(re.compile(r"#/jobs/[0-9a-f]{32}$"))
         expect(page.get_by_role("heading", level=1)).to_have_text("demo.tif")
         expect(page.locator(".leaflet-tile-pane img").first).to_be_visible()  # before it is mapped
-    scene_id = slow_server.client.post("/scenes/demo").json()["id"]
+    scene_id = slow_server.client.post("/demo-scene").json()["id"]
     jobs = [job for job in slow_server.client.get("/jobs").json()["jobs"] if job["scene_id"] == scene_id]
     jobs = [job for job in jobs if job["status"] != "dismissed"]
     assert [job["jobID"] for job in jobs] == [page.url[-32:]]

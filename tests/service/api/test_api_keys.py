@@ -16,7 +16,7 @@ ANNA, BEN = "anna-key-5f1c", "ben-key-9d2e"
 GUARDED = [
     ("GET", "/"), ("GET", "/api"), ("GET", "/conformance"), ("GET", "/processes"),
     ("GET", "/processes/classify-scene"), ("POST", "/processes/classify-scene/execution"), ("POST", "/classify"),
-    ("POST", "/scenes"), ("POST", "/scenes/demo"), ("GET", "/scenes/x"), ("DELETE", "/scenes/x"), ("GET", "/jobs"),
+    ("POST", "/scenes"), ("POST", "/demo-scene"), ("GET", "/scenes/x"), ("DELETE", "/scenes/x"), ("GET", "/jobs"),
     ("GET", "/jobs/x"),
     ("DELETE", "/jobs/x"), ("GET", "/jobs/x/results"), ("GET", "/jobs/x/results/classes.tif"),
     ("HEAD", "/jobs/x/results/classes.tif"), ("GET", "/jobs/x/events"),
@@ -310,14 +310,14 @@ def slowly(content, pieces):
 
 def test_each_key_has_one_demo_scene_of_its_own(client):
     anna, ben = {"X-API-Key": ANNA}, {"X-API-Key": BEN}
-    made = client.post("/scenes/demo", headers=anna)
+    made = client.post("/demo-scene", headers=anna)
     assert made.status_code == 201, made.text
     scene = made.json()
     assert (scene["name"], scene["rows"], scene["cols"], scene["bands"]) == ("demo.tif", 240, 240, 64)
-    again = client.post("/scenes/demo", headers=anna)
+    again = client.post("/demo-scene", headers=anna)
     assert (again.status_code, again.json()["id"]) == (200, scene["id"])
     assert client.get(f"/scenes/{scene['id']}", headers=ben).status_code == 404
-    other = client.post("/scenes/demo", headers=ben).json()["id"]
+    other = client.post("/demo-scene", headers=ben).json()["id"]
     assert other != scene["id"]
     assert client.delete(f"/scenes/{scene['id']}", headers=anna).status_code == 204
-    assert client.post("/scenes/demo", headers=anna).status_code == 201
+    assert client.post("/demo-scene", headers=anna).status_code == 201
