@@ -69,6 +69,7 @@ def test_classify_applies_every_option(scene, bundle):
         "strip_px": 7,
         "batch": 9,
         "threads": 1,
+        "unknown": False,
     }
     with rasterio.open(scene.parent / "out" / "probabilities.tif") as raster:
         assert set(raster.dtypes) == {"float32"}

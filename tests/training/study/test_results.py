@@ -135,7 +135,8 @@ def test_our_main_method_is_compared_with_all_others(made):
     found = compare_main_method(load_study(made.directory), ONE)
     assert {one.first.label for one in found} == {"ours (strong), map"}
     assert [one.second.label for one in found] == [
-        "ours (strong)", "logistic regression", "logistic regression, tuned", "random forest", "SVM", "3-D CNN",
+        "ours (strong)", "logistic regression", "logistic regression, tuned", "shrinkage LDA", "random forest", "SVM",
+        "SVM, tuned", "3-D CNN",
     ]  # fmt: skip
 
 
