@@ -13,6 +13,7 @@ from hyperscene.service.mapping.devices import precision_of
 from hyperscene.service.mapping.engine_health import candidates
 from hyperscene.service.mapping.engines import make_engine
 from hyperscene.service.mapping.fused_engine import (
+    KERNELS,
     FusedEngine,
     compare_precisions,
     kernel_for,
@@ -73,6 +74,15 @@ def assert_like_the_graph(bundle, engine):
 @needs_kernel
 def test_the_kernel_predicts_the_probabilities_of_the_graph(demo):
     assert_like_the_graph(demo, make_engine(demo, "fused", 2))
+
+
+@needs_kernel
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel.precision == "float32"], ids=lambda kernel: kernel.name)
+def test_every_kernel_of_this_processor_predicts_the_same(demo, kernel, monkeypatch):
+    if not fused_engine._library().hyperscene_has(kernel.number):
+        pytest.skip(f"this processor has no {kernel.name}")
+    monkeypatch.setattr(fused_engine, "kernel_for", lambda _: kernel)
+    assert_like_the_graph(demo, FusedEngine.open(demo, 1, 16))
 
 
 @needs_kernel
