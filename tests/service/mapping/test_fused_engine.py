@@ -77,7 +77,9 @@ def test_the_kernel_predicts_the_probabilities_of_the_graph(demo):
 
 
 @needs_kernel
-@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel.precision == "float32"], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "kernel", [kernel for kernel in KERNELS if kernel.precision == "float32"], ids=lambda kernel: kernel.name
+)
 def test_every_kernel_of_this_processor_predicts_the_same(demo, kernel, monkeypatch):
     if not fused_engine._library().hyperscene_has(kernel.number):
         pytest.skip(f"this processor has no {kernel.name}")
