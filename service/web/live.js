@@ -36,7 +36,7 @@ export class LiveMap {
     this.update(true);
   }
 
-  /** Draw the view anew; `isLabelChange` also updates the estimate. */
+  /** Draw the view again; `isLabelChange` also updates the estimate. */
   async update(isLabelChange = false) {
     const wanted = ++this._wanted;
     if (!this.isReady || !this.isOn) return;
